@@ -15,7 +15,7 @@ from sewa_cli.config.loading import Sections
 from sewa_cli.errors import ConfigError, SewaError
 from sewa_cli.events import Events
 from sewa_cli.methods import REGISTRY, Coefficients, MethodCall, Run, checked, method
-from sewa_cli.report.findings import Finding
+from sewa_cli.report.findings import Finding, as_stored
 from sewa_cli.solvers import Choice, Plan, Problem, Sizes, Solver
 from sewa_cli.task import import_user_module, user_code
 
@@ -158,13 +158,23 @@ class _Fenced(Solver):
             choice, k = self._own.choose(problem, K), problem.trajectory.k
             if not isinstance(choice, Choice):
                 raise TypeError(f"must return a Choice, found {type(choice).__name__}")
-            for one in choice.findings:  # what the report could not hold is found now
-                if isinstance(one, Finding):
-                    json.dumps(one.model_dump())
-                    for fault in one.misfits(k):
-                        raise ValueError(fault)
+            findings = [_stored(one, k) for one in choice.findings]
             weights = checked([float(c) for c in choice.coefficients], k, self._name)
-            return replace(choice, coefficients=weights)
+            return replace(choice, coefficients=weights, findings=findings)
+
+
+def _stored(found: object, k: int) -> object:
+    """Refuse now a finding that the report could not hold."""
+    if type(found).__module__.startswith("sewa_cli.solvers"):  # between solvers and commands
+        return found
+    if not isinstance(found, Finding):
+        what = "must be a Finding of sewa_cli.report.findings, or a subclass"
+        raise TypeError(f"a finding {what}; found {type(found).__name__}")
+    for fault in found.misfits(k):
+        raise ValueError(fault)
+    stored = as_stored(found)
+    json.dumps(stored.model_dump())
+    return stored
 
 
 def register_methods(

@@ -6,8 +6,8 @@ A new kind is a record here and an entry in Findings. If people should see it, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -23,12 +23,21 @@ class Finding(Part):
         """Yield contradictions with a run of k checkpoints."""
         yield from ()
 
+    def says(self) -> Iterable[str]:
+        """Return lines for people, of a finding of the user's own kind."""
+        return ()
+
 
 class Details(Finding):
-    """Anything else that is worth reporting."""
+    """Anything else that is worth reporting; a user's own kind of finding is stored as this."""
 
     kind: Literal["details"] = "details"
     found: dict[str, Any]
+    name: str | None = Field(None, description="of the user's class; null: it is no class")
+    lines: list[str] = Field([], description="shown with -v and on the page")
+
+    def says(self) -> Iterable[str]:
+        return self.lines
 
 
 class History(Finding):
@@ -261,3 +270,11 @@ Findings = Annotated[
     Details | History | Mask | Predicted | Expected | Blend | Budget | ContestFinding,
     Field(discriminator="kind"),
 ]
+
+
+def as_stored(found: Finding) -> Finding:
+    """Return a finding as reports have it: of a user's own kind, its fields and its lines."""
+    if type(found) in get_args(get_args(Findings)[0]):
+        return found
+    content, name = found.model_dump(mode="json"), type(found).__name__
+    return Details(found=content, name=name, lines=[str(line) for line in found.says()])

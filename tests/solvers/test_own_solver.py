@@ -114,6 +114,10 @@ FAULTS = {
         "Details(found={'x': object()}))",
         "not JSON serializable",
     ),
+    "no finding": (
+        "def choose(self, problem, K): return Choice.of([1], problem.trajectory.k, {'x': 1})",
+        "a finding must be a Finding of sewa_cli.report.findings, or a subclass; found dict",
+    ),
     "weights": (
         "def choose(self, problem, K): return Choice([0.5] * problem.trajectory.k)",
         "sum to 6 instead of 1",
@@ -137,6 +141,30 @@ def test_whatever_is_wrong_with_it_is_the_users_and_nothing_is_written(sewa, lin
     assert ended.code == 4, ended.err
     assert words in ended.error
     assert not list(Path().glob("averaged*"))
+
+
+def test_its_own_finding_is_shown_and_can_be_read_without_it(sewa):
+    path = Path("climb.py")
+    path.write_text(
+        "from sewa_cli.report.findings import Finding\n"
+        "from sewa_cli.solvers import Solver, Choice, register\n"
+        "class Swaps(Finding):\n"
+        "    taken: int\n"
+        "    def says(self): return [f'{self.taken} swaps were taken']\n"
+        "class Climb(Solver):\n"
+        "    def choose(self, problem, K):\n"
+        "        return Choice.of([1], problem.trajectory.k, Swaps(taken=12))\n"
+        "register('climb', Climb)\n"
+    )
+    ended = sewa("select", "--K", 3, *OWN, "-v", "--html", "page.html", "-o", "o.safetensors")
+    assert ended.code == 0, ended.err
+    assert "12 swaps were taken" in ended.err
+    assert "12 swaps were taken" in Path("page.html").read_text()
+    [found] = json.loads(Path("o.report.json").read_text())["findings"]
+    assert (found["name"], found["found"]) == ("Swaps", {"taken": 12})
+    path.unlink()
+    assert sewa("report", "o.report.json", "-o", "again.html").code == 0
+    assert "12 swaps were taken" in Path("again.html").read_text()
 
 
 @pytest.mark.parametrize(

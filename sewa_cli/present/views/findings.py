@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from sewa_cli.present.charts import Chart, Panel, Series, drawable, ends_of, running_mean
-from sewa_cli.present.parts import percent
+from sewa_cli.present.parts import gained, percent
 from sewa_cli.present.view import Part, Picture
-from sewa_cli.report.findings import Blend, Budget, Expected, History, Validated
+from sewa_cli.report.findings import Blend, Budget, Details, Expected, History, Validated
 from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
@@ -23,12 +23,14 @@ class Shown:
 
     choice, weights, details  lines of -v above and below the checkpoints used, and after these
     parts                     of the page, which has `weights` too
+    own                       lines of the page, by a user's own solver
     """
 
     choice: list[str] = field(default_factory=list)
     weights: list[str] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
+    own: list[str] = field(default_factory=list)
 
 
 def show_findings(report: Report) -> Shown:
@@ -47,6 +49,47 @@ def compared_scores(report: Report) -> dict[str, Measured]:
     elif report.written not in report.references:
         own = {report.written: report.average}
     return {**own, **report.references}
+
+
+def expected(report: Report) -> str:
+    """Say the expected loss; where data are held out, they alone say what is significant."""
+    found, is_judged = report.find(Expected), report.heldout_rows is not None
+    assert found is not None
+    whose = ""
+    if report.instead_of:
+        is_learned = report.instead_of == "learned"
+        whose = " of what was learned" if is_learned else f" of `{report.instead_of}`"
+    how = " (cross-validated on the selection data)" if is_judged else ""
+    said = f"expected loss{whose} on new data{how} {number(found.loss, 3)}"
+    if found.error is not None:
+        low, high = found.loss - 1.96 * found.error, found.loss + 1.96 * found.error
+        said += f", 95 % CI [{number(low, 3)}, {number(high, 3)}]"
+    if found.by is None or is_judged:
+        return said
+    return f"{said}; vs best baseline: {gained(found.by, found.interval)}"
+
+
+def overfits(report: Report) -> str:
+    """Answer whether the choice is worse on other data than a baseline it was preferred to."""
+    own = report.learned or report.average
+    for better in report.verdict.beaten_by:
+        loss = report.references[better.name].selection_loss
+        is_preferred = own.selection_loss is None or (loss or 0.0) > own.selection_loss
+        if better.interval is not None and not better.interval.has_zero() and is_preferred:
+            return f"yes: `{better.name}` has a significantly lower held-out loss"
+    if report.heldout_rows is not None and report.verdict.interval is not None:
+        return "no: no baseline that it was preferred to has a significantly lower held-out loss"
+    found = report.find(Expected)
+    if found is None or found.interval is None:
+        return "unknown: too few data were held out"
+    if report.heldout_rows is None and found.interval.high < 0:
+        return "yes: cross-validation expects a significantly lower loss of the best baseline"
+    return "no: cross-validation does not expect a significantly lower loss of the best baseline"
+
+
+def _details(found: Details, _report: Report, shown: Shown) -> None:
+    shown.details.extend(found.says())
+    shown.own.extend(found.says())
 
 
 def _blend(found: Blend, report: Report, shown: Shown) -> None:
@@ -148,5 +191,6 @@ def _history(found: History, report: Report, shown: Shown) -> None:
 SHOWN: Final[dict[str, Callable[[Any, Report, Shown], None]]] = {
     "blend": _blend,
     "budget": _budget,
+    "details": _details,
     "history": _history,
 }

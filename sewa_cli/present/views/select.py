@@ -12,7 +12,6 @@ from sewa_cli.present.parts import (
     curves,
     describe_lora,
     difference,
-    gained,
     recalled,
     seconds,
     section,
@@ -36,7 +35,13 @@ from sewa_cli.present.view import (
     metrics_of,
     titled,
 )
-from sewa_cli.present.views.findings import Shown, compared_scores, show_findings
+from sewa_cli.present.views.findings import (
+    Shown,
+    compared_scores,
+    expected,
+    overfits,
+    show_findings,
+)
 from sewa_cli.report.findings import Expected
 from sewa_cli.text import examples, number, with_K
 
@@ -70,6 +75,7 @@ def view(report: Report) -> View:
             ),
             *weights_section(report, *found.weights),
             *section("How the loss changes", *found.parts, _baselines_table(report)),
+            *section("What the solver found", Words(found.own) if found.own else None),
             *_overfit_section(report),
             *standing_section(report.standing),
             cost_section(report.cost, report.placement),
@@ -145,42 +151,6 @@ def verdict(report: Report) -> str:
     for other in (sure or (lower if found.kind == "better" else []))[:1]:
         said += f"; vs {other.name}: {difference(other.difference or 0.0, other.interval)}"
     return f"{said}{instead}"
-
-
-def expected(report: Report) -> str:
-    """Say the expected loss; where data are held out, they alone say what is significant."""
-    found, is_judged = report.find(Expected), report.heldout_rows is not None
-    assert found is not None
-    whose = ""
-    if report.instead_of:
-        is_learned = report.instead_of == "learned"
-        whose = " of what was learned" if is_learned else f" of `{report.instead_of}`"
-    how = " (cross-validated on the selection data)" if is_judged else ""
-    said = f"expected loss{whose} on new data{how} {number(found.loss, 3)}"
-    if found.error is not None:
-        low, high = found.loss - 1.96 * found.error, found.loss + 1.96 * found.error
-        said += f", 95 % CI [{number(low, 3)}, {number(high, 3)}]"
-    if found.by is None or is_judged:
-        return said
-    return f"{said}; vs best baseline: {gained(found.by, found.interval)}"
-
-
-def overfits(report: Report) -> str:
-    """Answer whether the choice is worse on other data than a baseline it was preferred to."""
-    own = report.learned or report.average
-    for better in report.verdict.beaten_by:
-        loss = report.references[better.name].selection_loss
-        is_preferred = own.selection_loss is None or (loss or 0.0) > own.selection_loss
-        if better.interval is not None and not better.interval.has_zero() and is_preferred:
-            return f"yes: `{better.name}` has a significantly lower held-out loss"
-    if report.heldout_rows is not None and report.verdict.interval is not None:
-        return "no: no baseline that it was preferred to has a significantly lower held-out loss"
-    found = report.find(Expected)
-    if found is None or found.interval is None:
-        return "unknown: too few data were held out"
-    if report.heldout_rows is None and found.interval.high < 0:
-        return "yes: cross-validation expects a significantly lower loss of the best baseline"
-    return "no: cross-validation does not expect a significantly lower loss of the best baseline"
 
 
 def _details(report: Report, findings: Shown) -> Iterator[str]:
