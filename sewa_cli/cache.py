@@ -32,6 +32,7 @@ from sewa_cli.config import READY_MADE, Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.files import MIB, open_regular
+from sewa_cli.mirrors import named
 from sewa_cli.objective.memo import Key, Memo, Tensors
 from sewa_cli.publish import new_file
 from sewa_cli.report.shared import Named
@@ -41,7 +42,9 @@ MOST: Final = 2**16 * MIB  # that is read of an entry
 LIBRARIES: Final = ("torch", "numpy", "safetensors", "transformers", "tokenizers", "peft")
 # a run that differs in these alone works out the same
 WITHOUT: Final[dict[str, Any]] = {
-    **dict.fromkeys(("cache", "checkpoints", "output", "report", "scratch", "strict"), True),
+    **dict.fromkeys(
+        ("cache", "checkpoints", "output", "report", "scratch", "scratch_size", "strict"), True
+    ),
     "objective": {"budget", "incumbent", "part_timeout", "workers"},
 }
 _DIGEST: Final = sha256().digest_size
@@ -82,8 +85,8 @@ class Cache(Memo):
                 checksum, body = file.read(_DIGEST), file.read()
             if checksum != _checksum(path, body):
                 return None
-            named = [(name.partition(" "), x) for name, x in load(body).items()]
-            return {name: x for (_, _, name), x in sorted(named, key=lambda one: int(one[0][0]))}
+            numbered = [(name.partition(" "), x) for name, x in load(body).items()]
+            return {name: x for (_, _, name), x in sorted(numbered, key=lambda one: int(one[0][0]))}
         except (OSError, SafetensorError, ValueError, LookupError):
             return None
 
@@ -138,7 +141,7 @@ def _key_of_run(
             f"cache: the functions of {task.source} are in no Python file, so that a change would "
             "not be noticed; name a task file, or leave out the cache"
         )
-    named = [config.solver_from, config.compare.methods_from, *task.files, *_files(config.args)]
+    read = [config.solver_from, config.compare.methods_from, *task.files, *_files(config.args)]
     versions = {"sewa": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -149,10 +152,13 @@ def _key_of_run(
         [task.source, task.sha256, task.cache_key() if task.cache_key else None],
         config.model_dump(mode="json", exclude=WITHOUT),
         [
-            [str(one.path.absolute()), repr(one.stamps), repr(one.tensors), repr(one.metadata)]
+            [
+                *(named(one.path.absolute()), named(repr(one.stamps))),
+                *(repr(one.tensors), repr(one.metadata)),
+            ]
             for one in checkpoints
         ],
-        [_identity(path) for path in named if path is not None],
+        [_identity(path) for path in read if path is not None],
     )
 
 

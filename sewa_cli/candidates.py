@@ -12,6 +12,8 @@ from sewa_cli.checkpoints.means import choose, with_running
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
+from sewa_cli.remote.scratch import local_paths
+from sewa_cli.remote.streamed import settle
 from sewa_cli.text import did_you_mean, is_utf8
 
 
@@ -21,11 +23,12 @@ def open_named(
     """Open all checkpoints that the user named, in the order given; only headers are read."""
     if not config.checkpoints:
         raise ConfigError("no checkpoints named: give a folder, or `checkpoints:` in sewa.yaml")
-    for path in config.checkpoints:
+    given = local_paths(config)
+    for path in given:
         if str(path) != STDOUT:
             _check_there(path, config)
     found = checkpoints.open_all(
-        config.checkpoints,
+        given,
         reads or Reads(),
         state_key=config.state_key,
         keep_ours=keep_ours,
@@ -73,7 +76,7 @@ def open_candidates(
     kept, source = choose(checkpoints.narrow(ordered, *span), config.source, events.say)
     if source != "snapshots":
         config = config.model_copy(update={"source": source})
-    return check_alike(kept), found, config
+    return settle(check_alike(kept)), found, config
 
 
 def open_newest(config: Config, as_given: bool = False) -> Checkpoint:

@@ -13,6 +13,8 @@
 Raised where the fault is found; only `cli` turns them into a line and an exit code.
 """
 
+from sewa_cli.mirrors import named
+
 
 class SewaError(Exception):
     """One or more faults, each shown on its own line."""
@@ -20,8 +22,8 @@ class SewaError(Exception):
     exit_code = 1
 
     def __init__(self, *faults: str) -> None:
-        super().__init__("\n".join(faults))
-        self.faults = faults
+        self.faults = tuple(map(named, faults))
+        super().__init__("\n".join(self.faults))
 
 
 class ConfigError(SewaError):

@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from sewa_cli.mirrors import named
+
 T = TypeVar("T")
 
 
@@ -28,6 +30,7 @@ class Events:
 
     def warn(self, text: str) -> None:
         """Record and show a warning once, however often it comes up."""
+        text = named(text)
         if text not in self.warnings:
             self.warnings.append(text)
             self.show_warning(text)

@@ -14,6 +14,7 @@ import stat
 from pathlib import Path
 from typing import IO, Any, Final
 
+from sewa_cli.mirrors import bring
 from sewa_cli.text import size
 
 MIB: Final = 2**20
@@ -56,8 +57,12 @@ def _checked(about: os.stat_result, most: int | None) -> os.stat_result:
     return about
 
 
-def open_regular(path: Path, most: int | None = None) -> IO[bytes]:
-    """Open it to read; a pipe or device is refused, even one put there this moment."""
+def open_regular(path: Path, most: int | None = None, *, whole: bool = True) -> IO[bytes]:
+    """Open it to read; a pipe or device is refused, even one put there this moment.
+
+    whole: False if only its header will be read, so that no more of a remote file is fetched.
+    """
+    bring(path, whole)
     check_regular(path)  # before it is opened: some devices do something then
     flags = ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY")  # not every system has all
     descriptor = os.open(path, sum(getattr(os, flag, 0) for flag in flags))

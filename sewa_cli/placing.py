@@ -119,7 +119,7 @@ class PlacedRun:
         candidates = [
             Candidate(
                 index=i,
-                path=str(c.path),
+                path=c.name,
                 step=c.step,
                 mean_steps=c.mean_steps,
                 weight=weights[i] if weights else None,

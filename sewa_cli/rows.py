@@ -39,7 +39,7 @@ class CheckpointRows:
 
     def left_out(self) -> list[LeftOut]:
         return [
-            LeftOut(path=str(c.path), step=c.step, reason=f"{self._broken[i]} holds NaN or Inf")
+            LeftOut(path=c.name, step=c.step, reason=f"{self._broken[i]} holds NaN or Inf")
             for i, c in enumerate(self._session.checkpoints)
             if self._broken.get(i) is not None
         ]

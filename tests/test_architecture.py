@@ -12,9 +12,9 @@ PACKAGE = TESTS.parent / "sewa_cli"
 LAYERS = [
     {
         *("config", "settings", "errors", "direction", "dtypes", "events", "files"),
-        *("interrupts", "publish", "ranks", "text", "rng"),
+        *("interrupts", "mirrors", "publish", "ranks", "text", "rng"),
     },
-    {"trajectory", "checkpoints", "task", "report", "callbacks", "stats"},
+    {"trajectory", "checkpoints", "remote", "task", "report", "callbacks", "stats"},
     {"objective", "present"},
     {"solvers", "methods", "output", "trackers"},
     {"cache", "candidates", "extensions", "judge", "opening", "placing", "rows", "scores"},

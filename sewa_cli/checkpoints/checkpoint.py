@@ -20,6 +20,7 @@ from sewa_cli.checkpoints.state import Why
 from sewa_cli.dtypes import DTYPES, WORDS, Array, as_array, torch_dtype
 from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.files import MIB, check_regular, parse_json, read_bytes, real
+from sewa_cli.mirrors import mirror_of, named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,10 @@ class Stamp(NamedTuple):
     modified: int  # ns
 
 
-def stamp_of(file: Path) -> Stamp:
+def stamp_of(file: Path, fresh: bool = False) -> Stamp:
+    """Return a file's stamp; `fresh`: a remote file's is asked for again."""
+    if (mirror := mirror_of(file)) and (stamp := mirror.stamp(file, fresh)):
+        return Stamp(*stamp)
     with reading(file):
         about = check_regular(file)
     return Stamp(about.st_size, about.st_mtime_ns)
@@ -74,6 +78,10 @@ class Reader(ABC):
     def read_array(self, name: str) -> Array:
         """Return the same for NumPy; where the format needs no torch, without torch."""
         return as_array(self.read(name))
+
+    def begin(self, name: str, part: slice) -> None:
+        """Begin to fetch a part of a tensor that will be read soon, where it has to be fetched."""
+        del name, part
 
     def runs(self, name: str, part: slice | None) -> list[tuple[int, Tensor]] | None:
         """See `Checkpoint.runs`, for tensors that are read whole but whose parts can be mapped."""
@@ -118,7 +126,13 @@ class Checkpoint(Header):
     kind: Kind = "file"
     scheme: str | None = None  # of the name, where that is what the step is from
     stamps: dict[Path, Stamp] = field(default_factory=dict)  # of the files, when opened
+    window: int | None = None  # bytes to read at a time, where they are fetched and not kept
     _reader: Reader | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the path or URL by which people know it."""
+        return named(self.path)
 
     @property
     def folder(self) -> Path:
@@ -190,6 +204,9 @@ class Checkpoint(Header):
         self.reads.add(array.nbytes)
         return array
 
+    def begin(self, name: str, part: slice) -> None:
+        self._opened().begin(name, part)
+
     def _opened(self) -> Reader:
         if self._reader is None:
             self._reader = self.open()
@@ -199,7 +216,7 @@ class Checkpoint(Header):
         """Refuse it if a file has changed since: what was read may be a mixture of old and new."""
         for file, stamp in self.stamps.items():
             # a file that the trainer has removed stays readable as it was while it is open
-            if file.exists() and stamp_of(file) != stamp:
+            if file.exists() and stamp_of(file, fresh=True) != stamp:
                 raise CheckpointError(
                     f"{file}: changed while it was being read; try again when nothing writes to it"
                 )
@@ -269,7 +286,8 @@ def neighbours(index: Path, names: Collection[Any]) -> list[Path]:
     files = sorted({index.with_name(name) for name in names})
     with reading(index):  # a name may be longer than the system allows
         for file in files:
-            if file.is_symlink() and real(file).parent != real(index.parent):
+            is_link = file.is_symlink() and mirror_of(file) is None
+            if is_link and real(file).parent != real(index.parent):
                 raise CheckpointError(
                     f"{file}: is a link out of its folder; put the file itself there"
                 )

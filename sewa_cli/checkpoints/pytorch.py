@@ -33,6 +33,7 @@ from sewa_cli.checkpoints.state import State, find_weights
 from sewa_cli.dtypes import WORDS
 from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.files import MIB, open_regular
+from sewa_cli.mirrors import bring
 from sewa_cli.text import one_line, shown
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def _is_mapped(path: Path) -> bool:
 
 def load(path: Path) -> Any:
     """Return what the file holds, its tensors mapped, not read; nothing in it is executed."""
+    bring(path)
     try:
         return load_plain(path)
     except CheckpointError:

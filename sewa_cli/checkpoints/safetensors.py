@@ -35,6 +35,7 @@ from sewa_cli.checkpoints.checkpoint import (
 from sewa_cli.dtypes import DTYPES, RESERVED, Array
 from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.files import MIB, open_regular, parse_json
+from sewa_cli.mirrors import bring
 from sewa_cli.text import one_line, shown, size
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class _Mapped(Reader):
         path = self._places[name]
         try:
             if path not in self._handles:
+                bring(path)
                 self._handles[path] = safe_open(path, framework="pt")
             tensor: Tensor = self._handles[path].get_tensor(name)
         # torch's: no room to map so much, a shape that is too large
@@ -226,7 +228,7 @@ def is_ours(path: Path, key: str) -> bool:
 
 def _opened(path: Path) -> Any:
     """The library's handle; of a file with a header that it would take minutes to read, none."""
-    with open_regular(path) as file:
+    with open_regular(path, whole=False) as file:
         length = int.from_bytes(file.read(8), "little")
         if MOST_HEADER < length <= _LIBRARY_MOST:
             raise OSError(errno.EFBIG, f"has a header larger than {size(MOST_HEADER)}")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sewa_cli import ranks
+from sewa_cli import mirrors, ranks
 from sewa_cli.cli.console import check_one_a_line
 from sewa_cli.cli.flags import PATHS, add_command, plain
 from sewa_cli.cli.main import (
@@ -28,6 +28,7 @@ from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError, OutputEr
 from sewa_cli.files import MIB, real
 
 SPAN = "source last every from_step to_step exclude"
+CKPTS = "ckpts revisions scratch scratch_size"
 START, AVERAGE, INSPECT, REPRODUCE = "Start", "Average", "Inspect", "Reproduce"
 DATA = "format json"
 TALK = "quiet verbose"
@@ -62,8 +63,11 @@ def run(function: Callable[..., None], given: dict[str, Any]) -> None:
         keep_memory()
     if ranks.here().several and "-" in (given.get("ckpts") or []):
         raise ConfigError("-: standard input reaches one rank only; name the files instead")
-    with stdout_for_data() as stdout:
-        function(Request(given, stdout), **given)
+    try:
+        with stdout_for_data() as stdout:
+            function(Request(given, stdout), **given)
+    finally:
+        mirrors.close()
 
 
 command = partial(add_command, app, run)
@@ -124,9 +128,9 @@ def demo(request: Request, demo_folder: Path) -> None:
 
 
 @command(
-    f"ckpts task score K metric output force config sets dry_run {SPAN} state_key effort workers "
+    f"{CKPTS} task score K metric output force config sets dry_run {SPAN} state_key effort workers "
     "sparse incumbent solver guard fallback report output_dtype shard_size plot html log "
-    f"paths_format json print0 memory cache scratch device seed strict {TALK}",
+    f"paths_format json print0 memory cache device seed strict {TALK}",
     AVERAGE,
     "sewa select ckpts/ --task task.py",
     "sewa select ckpts/ --K 10 -o best.safetensors --plot weights.png",
@@ -191,7 +195,7 @@ def select(request: Request, dry_run: bool) -> None:
 
 
 @command(
-    f"ckpts task methods budgets metric output_best force config sets {SPAN} state_key effort "
+    f"{CKPTS} task methods budgets metric output_best force config sets {SPAN} state_key effort "
     f"workers fast learner best_report output_dtype plot html log {DATA} memory cache device "
     f"seed {TALK}",
     AVERAGE,
@@ -222,7 +226,7 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
 
 
 @command(
-    f"ckpts task score measured force config sets source state_key plot html log {DATA} cache "
+    f"{CKPTS} task score measured force config sets source state_key plot html log {DATA} cache "
     f"device seed {TALK}",
     INSPECT,
     "sewa evaluate averaged.safetensors ckpts/step-900.safetensors",
@@ -240,7 +244,7 @@ def evaluate(request: Request) -> None:
     request.tell(found)
 
 
-@command(f"ckpts {SPAN} state_key plot html log force {DATA} config sets {TALK}", INSPECT)
+@command(f"{CKPTS} {SPAN} state_key plot html log force {DATA} config sets {TALK}", INSPECT)
 def inspect(request: Request) -> None:
     """Show what checkpoints there are, and whether the run still moves.
 
@@ -255,7 +259,7 @@ def inspect(request: Request) -> None:
     request.tell(found)
 
 
-@command(f"ckpts {SPAN} state_key task measured K {DATA} config sets device {TALK}", START)
+@command(f"{CKPTS} {SPAN} state_key task measured K {DATA} config sets device {TALK}", START)
 def validate(request: Request) -> None:
     """Check config, task and checkpoints with one batch; write nothing."""
     from sewa_cli.commands.validate import run_validate
@@ -267,7 +271,7 @@ def validate(request: Request) -> None:
 
 
 @command(
-    f"ckpts method K weights output force config sets {SPAN} state_key recipe output_dtype "
+    f"{CKPTS} method K weights output force config sets {SPAN} state_key recipe output_dtype "
     f"shard_size paths_format json print0 seed {TALK}",
     AVERAGE,
     "sewa average ckpts/ --method lawa --K 10 -o average.safetensors",
@@ -365,8 +369,10 @@ def apply(request: Request, past: Path, rebuilt: str, root: Path | None) -> None
     """
     without_blas()
     from sewa_cli.commands.apply import run_apply
+    from sewa_cli.remote.scratch import local_path
     from sewa_cli.report.recipe import read_report
 
+    past = local_path(past)
     report = read_report(past)
     with request.talk as talk:
         target = request.stdout if rebuilt == STDOUT else Path(rebuilt)

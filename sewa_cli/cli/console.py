@@ -18,6 +18,7 @@ from sewa_cli.cli.progress import Stages
 from sewa_cli.errors import CheckpointError
 from sewa_cli.events import Events, Planned
 from sewa_cli.interrupts import stop_if_interrupted
+from sewa_cli.mirrors import named
 from sewa_cli.text import shown
 
 if TYPE_CHECKING:
@@ -88,10 +89,10 @@ class Talk(Events):
 
     def note(self, text: str) -> None:
         if self._verbose:
-            self._console.print(shown(text), style="dim")
+            self._console.print(shown(named(text)), style="dim")
 
     def say(self, *lines: str) -> None:
-        for line in map(shown, lines):
+        for line in map(shown, map(named, lines)):
             if self._bars is not None:  # print above them
                 self._console.print(line)
             elif not self._quiet:

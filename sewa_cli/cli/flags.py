@@ -119,6 +119,15 @@ _WHICH: Final = {
     "from_step": Flag("--from-step STEP", "First step to include."),
     "to_step": Flag("--to-step STEP", "Last step to include.", is_rare=True),
     "exclude": Flag("--exclude GLOB", "Leave out these names: 'epoch-*'.", is_rare=True),
+    "revisions": Flag(
+        "--revisions PATTERN", "Of hf://NAME/NAME, the revisions to average: 'step*'.", is_rare=True
+    ),
+    "scratch": Flag(
+        "--scratch DIR", "Where remote files and averages for --score are kept.", is_rare=True
+    ),
+    "scratch_size": Flag(
+        "--scratch-size SIZE", "The most that is kept of them: 50GB.", is_rare=True
+    ),
     "state_key": Flag("--state-key KEY", "Average the tensors under this key alone.", is_rare=True),
 }
 _HOW: Final = {
@@ -186,7 +195,6 @@ _RUN: Final = {
     "kind": Flag("|".join(KINDS), "The kind of report:", None, "select", shown="select"),
     "memory": Flag("--memory SIZE", "Memory budget: 8GiB, 500MB.", shown="half of what is free"),
     "cache": Flag("--cache DIR", "Keep results here; an interrupted command resumes."),
-    "scratch": Flag("--scratch DIR", "Where averages are written for --score.", is_rare=True),
     "device": Flag("--device DEVICE", "cpu, cuda, cuda:1, mps.", shown="auto"),
     "seed": Flag("--seed N", "The same seed gives the same bytes.", shown="0"),
     "strict": Flag("--strict", f"Exit with 5 if {_BASELINES} has a lower held-out loss."),

@@ -13,6 +13,7 @@ from sewa_cli.cli.console import Talk
 from sewa_cli.cli.flags import FLAGS, PATHS
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.files import real
+from sewa_cli.mirrors import named
 from sewa_cli.text import shown_lines
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Request:
 
     def write_paths(self, paths: Iterable[Path]) -> None:
         end = "\0" if self._print0 else "\n"
-        self.write("".join(f"{path}{end}" for path in paths))
+        self.write("".join(f"{named(path)}{end}" for path in paths))
 
     def write_chosen(self, paths: Iterable[Path]) -> None:
         """Print the paths of the checkpoints that were averaged; on a terminal, only if asked."""

@@ -12,7 +12,7 @@ def make_card(average: Average, report: object, command: str | None) -> str:
     """Return the model card of an average that is written as a folder."""
     return model_card(
         average.metadata,
-        [str(checkpoint.path) for checkpoint in average.sources],
+        [checkpoint.name for checkpoint in average.sources],
         dtype=average.dtype,
         lora=average.lora,
         is_adapter=average.sources[0].kind == "adapter",

@@ -18,6 +18,8 @@ from sewa_cli.methods import Run, check_K, parse_one
 from sewa_cli.output.average import Average, taking_part
 from sewa_cli.output.destination import decide_outputs, write_results
 from sewa_cli.output.lora import warn_of_factors
+from sewa_cli.remote.scratch import local_paths
+from sewa_cli.remote.streamed import settle
 from sewa_cli.report.kinds import AverageReport
 from sewa_cli.report.shared import heading
 from sewa_cli.settings import USUAL
@@ -46,12 +48,12 @@ def run_average(
         coefficients = _coefficients(method, candidates, config)
     else:
         found = open_named(config, events)
-        is_folder = len(config.checkpoints) == 1 and config.checkpoints[0].is_dir()
+        is_folder = len(config.checkpoints) == 1 and local_paths(config)[0].is_dir()
         candidates = found
         if is_folder or config.source:
             candidates, _ = choose(with_running(found), config.source, events.say)
         candidates = in_order(candidates) if is_folder else candidates
-        check_alike(candidates)
+        candidates = settle(check_alike(candidates))
         coefficients, method = _checked(weights, len(candidates)), "weights"
     newest = taking_part(candidates, coefficients)[0][-1]
     outputs = decide_outputs(config, force, stdout, newest, always_report=False)

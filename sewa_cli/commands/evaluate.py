@@ -9,6 +9,7 @@ from sewa_cli.checkpoints.means import choose, with_running
 from sewa_cli.config import Config
 from sewa_cli.events import Events
 from sewa_cli.opening import build_objective, check_objective, with_whole_batches
+from sewa_cli.remote.streamed import settle
 from sewa_cli.report.kinds import Evaluated, Evaluation
 from sewa_cli.report.shared import heading
 from sewa_cli.rng import seeded
@@ -27,6 +28,7 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
         checkpoints = open_named(config, events, keep_ours=True)
         if config.source:
             checkpoints, _ = choose(with_running(checkpoints), config.source, events.say)
+        checkpoints = settle(checkpoints)
         objective = build_objective(config, task, checkpoints, events, here)
         model = objective.model
         metrics = task.metrics
@@ -43,7 +45,7 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
         for checkpoint, names in events.over("evaluating", files_and_names, len(checkpoints)):
             model.load((n, checkpoint.read(source, model.part(n))) for n, source in names.items())
             found = scorer.score()
-            path, step = str(checkpoint.path), checkpoint.step
+            path, step = checkpoint.name, checkpoint.step
             files.append(Evaluated(path=path, step=step, **dict(found.scores)))
             checkpoint.close()
     return Evaluation(

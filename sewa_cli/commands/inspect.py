@@ -157,7 +157,7 @@ def _rows(
             }
         rows.append(
             InspectedFile(
-                path=str(checkpoint.path),
+                path=checkpoint.name,
                 step=checkpoint.step,
                 size=checkpoint.size,
                 logged=checkpoint.metrics,

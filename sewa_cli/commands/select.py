@@ -324,7 +324,7 @@ def _write(run: PlacedRun, selected: Selected, outputs: Outputs | None) -> Selec
     average = selected.average.as_written(outputs.form if outputs else "file")
     # hashes all sources
     recipe = average.recipe(outputs.shard_size, session.events) if outputs else None
-    paths = [str(c.path) for c in selected.average.sources]
+    paths = [c.name for c in selected.average.sources]
     predicted = choice.find(Predicted)
 
     def make_report() -> Report:

@@ -26,6 +26,7 @@ from sewa_cli.output.sources import (
     described_folder,
     is_there,
 )
+from sewa_cli.remote.scratch import local_path
 from sewa_cli.report.kinds import Checked, Role, Verification
 from sewa_cli.report.recipe import OutputFile, RecipeSource, read_report
 from sewa_cli.report.shared import heading
@@ -48,7 +49,7 @@ def run_verify(
     to look for the files in. Faults of files are in what is returned; those of the report are
     raised.
     """
-    events = events or Events()
+    events, target = events or Events(), local_path(target)
     named = None if _is_report(target) else _named(target)
     path = target if named is None else _report_of(named)
     report = read_report(path)

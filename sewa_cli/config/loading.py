@@ -14,7 +14,15 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sewa_cli.config.models import RANGE, READY_MADE, STDOUT, CompareConfig, Config, ObjectiveConfig
+from sewa_cli.config.models import (
+    RANGE,
+    READY_MADE,
+    STDOUT,
+    CompareConfig,
+    Config,
+    ObjectiveConfig,
+    names_elsewhere,
+)
 from sewa_cli.errors import ConfigError
 from sewa_cli.text import did_you_mean, one_line, shown
 
@@ -137,7 +145,9 @@ def _relative_to(
     def join(value: object) -> object:
         if isinstance(value, list):
             return [join(item) for item in value]
-        return str(folder / _at_home(value)) if isinstance(value, str) else value
+        if not isinstance(value, str) or names_elsewhere(value):
+            return value
+        return str(folder / _at_home(value))
 
     def join_dotted(value: object) -> object:
         if isinstance(value, dict):

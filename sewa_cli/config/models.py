@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from sewa_cli.direction import Goal, comparative, known_goal, split_sign
+from sewa_cli.mirrors import url_of
 from sewa_cli.settings import (
     AUTO,
     Bytes,
@@ -56,6 +57,15 @@ def _on_off(value: object) -> object:
 
 def _auto_or_count(value: object, count: ValidatorFunctionWrapHandler) -> object:
     return AUTO if value == "auto" else count(value)
+
+
+def names_elsewhere(path: Path | str) -> bool:
+    """Whether it is a URL or standard output, and so no path in a folder."""
+    return str(path) == STDOUT or url_of(path) is not None
+
+
+def _as_urls(paths: tuple[Path, ...]) -> list[str]:
+    return [url_of(path) or str(path) for path in paths]
 
 
 def _as_paths(value: object) -> object:
@@ -187,10 +197,10 @@ class Config(Settings):
 
     def anchored(self, folder: Path) -> Config:
         """Make relative paths absolute, as they are seen from `folder`."""
-        given = [path if str(path) == STDOUT else folder / path for path in self.checkpoints]
+        given = [path if names_elsewhere(path) else folder / path for path in self.checkpoints]
         found: dict[str, Any] = {"checkpoints": tuple(given)}
         for name in ("cache", "report", "output", "scratch"):
-            if (path := getattr(self, name)) not in (None, STDOUT):
+            if (path := getattr(self, name)) is not None and not names_elsewhere(path):
                 found[name] = type(path)(folder / path)
         return self.model_copy(update=found)
 
@@ -198,7 +208,9 @@ class Config(Settings):
         None, description="a .py file, the name of a ready-made task, or a module"
     )
     args: dict[str, Any] = Field({}, description="keyword arguments for the task's functions")
-    checkpoints: Annotated[tuple[Path, ...], BeforeValidator(_as_paths)] = Field(
+    checkpoints: Annotated[
+        tuple[Path, ...], BeforeValidator(_as_paths), PlainSerializer(_as_urls)
+    ] = Field(
         (), description="folders, files or patterns (run/epoch-*.pt), where the command names none"
     )
     K: Budget = Field(
@@ -249,8 +261,17 @@ class Config(Settings):
     score: str | None = Field(
         None, description="instead of a task: a command that prints the score of {checkpoint}"
     )
+    revisions: str | None = Field(
+        None, description="of hf://ORGANISATION/NAME, those branches and tags: step*"
+    )
     scratch: Path | None = Field(
-        None, description="where averages are written for `score`; null: in memory if they fit"
+        None,
+        description="where remote files are fetched to, and averages are written for `score`; "
+        "null: the system's folder, and for `score` memory if they fit",
+    )
+    scratch_size: Bytes | None = Field(
+        None,
+        description="the most that is fetched there, 50GB; null: half of what is free",
     )
     device: str = Field("auto", description="auto: cuda, else mps, else cpu")
     seed: Seed = Field(0, description="the same seed gives the same bytes")

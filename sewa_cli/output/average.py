@@ -228,11 +228,24 @@ class Average:
             whole = self.replaced[name]
         elif not self.sources[0].tensors[source].is_float:
             whole = self.sources[-1].read_array(source)  # counters are never averaged
+        elif windows := [c.window for c in self.sources if c.window]:
+            width = DTYPES[self.sources[0].tensors[source].dtype].itemsize
+            step = min(PIECE, min(windows) // width)
+            span = slice(0, prod(self._shape(name))) if part is None else part
+            starts = range(span.start, max(span.stop, span.start + 1), step)
+            spans = (slice(start, min(start + step, span.stop)) for start in starts)
+            return (partial(self._mean_of, name, span) for span in spans)
         else:
             parts = [pieces(checkpoint.read_array(source, part)) for checkpoint in self.sources]
             return (partial(self._mean, name, piece) for piece in zip(*parts, strict=True))
         whole = whole if part is None else whole.reshape(-1)[part]
         return (partial(_as_it_is, name, piece) for piece in pieces(whole))
+
+    def _mean_of(self, name: str, part: slice, room: Room) -> Piece:
+        source = self.names[name]
+        for checkpoint in self.sources:
+            checkpoint.begin(source, part)
+        return self._mean(name, [c.read_array(source, part) for c in self.sources], room)
 
     def _mean(self, name: str, parts: Sequence[Array], room: Room) -> Piece:
         try:
@@ -296,7 +309,7 @@ class Average:
             working_directory=str(Path.cwd()),
             sources=[
                 RecipeSource(
-                    path=str(c.path),
+                    path=c.name,
                     step=c.step,
                     mean_steps=c.mean_steps,
                     since=c.files[1].name if c.averaged and c.files[1:] else None,

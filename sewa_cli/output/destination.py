@@ -18,6 +18,8 @@ from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.events import Events
 from sewa_cli.files import read_json, real
+from sewa_cli.mirrors import named as name_of
+from sewa_cli.mirrors import url_of
 from sewa_cli.output import layouts
 from sewa_cli.output.average import Average
 from sewa_cli.output.layouts import Form
@@ -31,6 +33,7 @@ from sewa_cli.publish import (
     sync,
     temporary,
 )
+from sewa_cli.remote.upload import place_output, upload
 from sewa_cli.report.shared import to_json
 
 R = TypeVar("R", bound=BaseModel | None)
@@ -166,9 +169,11 @@ def decide_outputs(
     always_report: bool = True,
 ) -> Outputs:
     """Follow the config, or else the form of `like`; an unnamed output gets a name that is free."""
+    if config.report is not None and (url := url_of(config.report)):
+        raise ConfigError(f"report: {url}: is next to the output there; leave out --report")
     if str(config.report) == STDOUT:
         raise ConfigError("report: - is not a file; --json prints the report")
-    named: Path | IO[bytes] | None = Path(config.output) if config.output else None
+    named: Path | IO[bytes] | None = place_output(config) if config.output else None
     if config.output == STDOUT:
         named = stdout
         if stdout is None or config.output_format == "dcp":
@@ -227,9 +232,10 @@ def write_results(
                 stack.enter_context(locked(made.parent))
             outputs = outputs.check(outputs.inputs)
             if report is not None:
+                name = name_of(outputs.named)
                 with told.stage("hashing the output"):
                     files = hashes_of(made, outputs.named)
-                report = report.model_copy(update={"output": outputs.named, "files": files})
+                report = report.model_copy(update={"output": name, "files": files})
         if average is not None:
             average.check_sources()  # after the report too, as its hashes are of the sources
         if made is not None:
@@ -274,3 +280,5 @@ def _publish(made: Path, report: BaseModel | None, outputs: Outputs) -> None:
         if report is not None and beside is not None:
             with as_output_error(beside):
                 publish(text, beside, outputs.force)
+    is_beside = report is not None and beside is not None
+    upload(Path(outputs.named), beside if is_beside else None, outputs.force)

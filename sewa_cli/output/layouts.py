@@ -22,6 +22,7 @@ from sewa_cli.checkpoints.opening import MODEL
 from sewa_cli.checkpoints.safetensors import INDEX, is_ours
 from sewa_cli.errors import CheckpointError, ConfigError, SewaError
 from sewa_cli.files import real
+from sewa_cli.mirrors import bring, mirror_of
 from sewa_cli.output.average import Average
 
 CARD = "README.md"
@@ -137,6 +138,7 @@ def _fill_folder(folder: Path, average: Average, shard_size: int | None) -> None
         text = json.dumps(index, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
         (folder / (weights + INDEX)).write_bytes(text.encode())
     for source in _beside(newest):
+        bring(source)
         target = folder / source.name
         if source.name == "config.json" and average.dtype is not None:
             target.write_bytes(_with_dtype(source, average.dtype))
@@ -177,7 +179,7 @@ def _beside(newest: Checkpoint) -> list[Path]:
         # cache of the Hugging Face hub every file is a link
         place, run = real(path), real(folder).parent
         is_cached = run.name == "snapshots" and run.parent / "blobs" in place.parents
-        if run not in place.parents and not is_cached:
+        if run not in place.parents and not is_cached and mirror_of(path) is None:
             raise CheckpointError(f"{path}: is a link out of its run; put the file itself there")
     return list(found.values())
 

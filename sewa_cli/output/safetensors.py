@@ -23,6 +23,7 @@ import numpy as np
 from sewa_cli.dtypes import DTYPES, RESERVED, Array
 from sewa_cli.errors import CheckpointError, OutputError
 from sewa_cli.files import open_regular
+from sewa_cli.mirrors import mirror_of
 from sewa_cli.output.mean import thread_count
 from sewa_cli.report.recipe import OutputFile
 from sewa_cli.text import size as size_of
@@ -128,6 +129,11 @@ def sha256_of(files: Sequence[Path], owner: Path) -> str:
 
 
 def _sha256(path: Path) -> str:
+    if (mirror := mirror_of(path)) is not None and not mirror.is_whole(path):
+        content = hashlib.sha256()
+        for block in mirror.blocks(path):
+            content.update(block)
+        return content.hexdigest()
     try:
         with open_regular(path) as file:
             return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()

@@ -11,7 +11,9 @@ from sewa_cli.checkpoints import files_of, stamp_of
 from sewa_cli.checkpoints.checkpoint import REPORT, Stamp, reading
 from sewa_cli.errors import CheckpointError
 from sewa_cli.files import check_regular, real
+from sewa_cli.mirrors import url_of
 from sewa_cli.output.safetensors import sha256_of
+from sewa_cli.remote.scratch import local_path
 from sewa_cli.report.recipe import Rebuildable, RecipeSource
 
 
@@ -37,6 +39,8 @@ class Places:
 
     def find(self, recorded: str) -> Path:
         """The first that is there; under a root, by as many of its last components as are there."""
+        if self.root is None and url_of(recorded) is not None:
+            return local_path(Path(recorded))
         if self.root is None:  # an absolute path stays itself
             places = [folder / recorded for folder in self.folders]
             hint = "next to the report or where it says; name its folder with --root DIR"

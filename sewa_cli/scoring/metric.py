@@ -20,6 +20,7 @@ from sewa_cli.events import Events, Planned
 from sewa_cli.extensions import make_solver
 from sewa_cli.methods import Coefficients, Run, parse_one
 from sewa_cli.methods.fixed import Name
+from sewa_cli.mirrors import bring
 from sewa_cli.objective.tree import rows
 from sewa_cli.placing import PlacedRun
 from sewa_cli.rng import seeded
@@ -350,6 +351,8 @@ def _open_pool(
         if not newest.tensors[source].is_float
     }
     names = {of: name_parts(found) for of, found in lists.items()}
+    for file in newest.files:  # other processes fetch nothing
+        bring(file)
     recipe = WorkerRecipe(config, newest.path, integers, str(session.model.device), places, names)
     return Workers(recipe, workers, timeout)
 

@@ -21,6 +21,7 @@ from pydantic import AfterValidator, model_validator
 from torch import Tensor, nn
 
 from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.mirrors import bring
 from sewa_cli.settings import Count, Share
 from sewa_cli.task.ready import Newest, Ready, import_library
 from sewa_cli.task.ready.args import DataArgs, Existing, Part, parse
@@ -199,6 +200,8 @@ class _HuggingFace:
         is_images = args.kind == "image-classification"
         folders = find_folders(args.model, args.tokenizer, opened, is_images)
         self._folder, self.files = folders.config, folders.files
+        for file in self.files:
+            bring(file)
         self._source = Source(folders, args.trust_remote_code, transformers)
         self._config = self._source.read("AutoConfig", folders.config)
         self.notes = [folders.note] if folders.note else []
