@@ -105,8 +105,8 @@ class Cache(Memo):
         except OSError as error:
             self._is_writable = False
             self._events.warn(
-                f"cache: {self._folder}: cannot be written ({error.strerror or error}); what is "
-                "worked out from now on is not kept"
+                f"cache: {self._folder}: cannot be written ({error.strerror or error}); later "
+                "results are not kept"
             )
 
     def digest(self, *things: Any) -> str:

@@ -115,7 +115,7 @@ def check_values(json: bytes | str, most: int = MOST_VALUES) -> None:
     else:
         count = sum(map(json.count, signs.encode()))
     if count > most:
-        raise ValueError(f"has more than {most:,} values, the most that are read")
+        raise ValueError(f"has more than {most:,} values, the most that sewa reads")
 
 
 def _whole(digits: str) -> int | float:

@@ -309,8 +309,8 @@ def _warn(
         auto = "" if session.config.K == AUTO else ", or leave out --K"
         events.warn(
             f"the choice overfits: its loss is {other - chosen:.3g} below `{better.name}` on "
-            f"selection examples and {own - better.score:.3g} above it on held-out ones; choose by "
-            f"more examples{auto}"
+            f"selection examples and {own - better.score:.3g} above it on held-out ones; use "
+            f"more selection examples{auto}"
         )
 
 

@@ -100,7 +100,7 @@ def _checked_regex(value: str | None) -> str | None:
     try:
         re.compile(value or "")
     except re.error as error:
-        raise ValueError(f"is no regular expression: {error}") from error
+        raise ValueError(f"is not a regular expression: {error}") from error
     return value
 
 

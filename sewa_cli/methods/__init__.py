@@ -105,7 +105,7 @@ def method(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         own = name or function.__name__.replace("_", "-")
         if own in REGISTRY and REGISTRY[own].function.__module__ != function.__module__:
-            raise ValueError(f"there is a method named {own} already")
+            raise ValueError(f"there is a method named {own} already; rename yours")
         parameters = inspect.signature(function).parameters.values()
         options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         if missing := [key for key, default in options.items() if default is inspect._empty]:
@@ -151,7 +151,7 @@ def parse_one(spec: str, given_by: str = "methods") -> MethodCall:
         if not equals:
             raise ConfigError(f"{given_by}: {name}: write {key}=value")
         if key in options:
-            raise ConfigError(f"{given_by}: {name}: {key} is given twice")
+            raise ConfigError(f"{given_by}: {name}: {key} is given twice; give it once")
         kind = type(found.options[key])
         try:
             options[key] = {"true": True, "false": False}[value] if kind is bool else kind(value)

@@ -76,8 +76,8 @@ class Shares:
             self._apart = False
         if not self._apart:
             self.warn(
-                "predict() gives other outputs for some rows of a batch than for all of it, so "
-                "every rank runs whole batches, which is no faster than one"
+                "predict() gives other outputs for a part of a batch, so every rank runs whole "
+                "batches and nothing is faster"
             )
 
     def _gathered(self, run: Run, batch: Nest) -> Any:

@@ -66,7 +66,7 @@ def _objects(text: str) -> Iterator[Mapping[str, Any]]:
                 found = json.loads(line)
             except ValueError:
                 if some is lines:
-                    raise ValueError(f"line {number} is no JSON object: {line:.80}") from None
+                    raise ValueError(f"line {number} is not a JSON object: {line:.80}") from None
                 break
             yield found
             if some is not lines:
@@ -111,7 +111,7 @@ def _one(metric: str, found: list[str], nothing: str) -> Record:
     try:
         values = {float(one) for one in found}
     except ValueError:
-        raise ValueError(f"{found[0]!r} is no number") from None
+        raise ValueError(f"{found[0]!r} is not a number") from None
     if not values:
         raise ValueError(nothing)
     if len(values) > 1:

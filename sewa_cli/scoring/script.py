@@ -110,7 +110,7 @@ def open_scratch(
     if room < fewest * size:
         raise ConfigError(
             f"scratch: {parent}: {fewest} averages need {in_bytes(fewest * size)}, and "
-            f"{in_bytes(room)} are free; --scratch DIR names another"
+            f"{in_bytes(room)} are free; use another --scratch DIR"
         )
     with publish.temporary(parent, is_folder=True) as folder:
         yield Scratch(write, folder, min(MOST_KEPT, max(fewest, room // 2 // size)))
@@ -178,10 +178,7 @@ class ScriptJudge:
         else:
             kept = hold_back(range(count), config)
             self._at = dict(zip(KINDS, kept, strict=True))
-            events.note(
-                f"{count} records: {len(kept[1])} are held back, to report by; nothing is chosen "
-                "by these"
-            )
+            events.note(f"{count} records: {len(kept[1])} are held back for the report")
         self.weights = {kind: weights[list(at)] for kind, at in self._at.items()}
 
     def name_of(self, kind: Kind, part: int) -> str:

@@ -189,7 +189,7 @@ class Solver(ABC):
 
 def register(name: str, solver: type[Solver]) -> type[Solver]:
     if name in BUILTIN and not solver.__module__.startswith("sewa_cli."):
-        raise ValueError(f"there is a solver named {name} already")
+        raise ValueError(f"there is a solver named {name} already; rename yours")
     if not (inspect.isclass(solver) and issubclass(solver, Solver)):
         raise ValueError(f"{name}: a solver is a subclass of sewa_cli.solvers.Solver")
     if inspect.isabstract(solver):

@@ -141,7 +141,7 @@ class Board:
                 raise
             self.interrupted = True
             self.events.warn(
-                f"interrupted: the choice is made by the {self.spent} evaluations so far "
+                f"interrupted: the choice uses the {self.spent} evaluations so far "
                 "(Ctrl-C again ends it all)"
             )
         if self.spent > before and (took := time.monotonic() - began) > 0:

@@ -40,7 +40,7 @@ class Reinforce(Solver):
         )
         parts: Count = Field(2, description="that the masks of an iteration are asked on")
         lr: Positive = Field(0.3, description="Adam's")
-        search: Share = Field(0.7, description="of the budget; the rest is for the duel")
+        search: Share = Field(0.7, description="of the budget; the rest confirms the choice")
 
     needs = frozenset({"parts"})
     settings: Settings
@@ -60,8 +60,8 @@ class Reinforce(Solver):
                 spent.append(board.spent)
                 if len(spent) == IDLE and spent[-1] - spent[0] < IDLE:
                     problem.events.note(
-                        f"the search has settled after {board.spent} evaluations; what is left of "
-                        "the budget is for the duel"
+                        f"the search has settled after {board.spent} evaluations; the rest of the "
+                        "budget confirms the choice"
                     )
                     break
                 s = torch.sigmoid(mask.shifted_logits(theta, K))

@@ -78,7 +78,7 @@ def _import_file(path: Path) -> ModuleType:
     name = path.stem if path.stem not in sys.stdlib_module_names else f"{path.stem}_task"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
-        raise TaskError(f"{path}: is not a Python file")
+        raise TaskError(f"{path}: is not a Python file; name a .py file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -149,7 +149,9 @@ def _several(
             if not isinstance(found, Sequence) or isinstance(found, str | bytes):
                 raise TaskError(f"scores() must return a list, found {type(found).__name__}")
             if len(found) != len(parts):
-                raise TaskError(f"scores() gave {len(found)} scores for {len(parts)} parts")
+                raise TaskError(
+                    f"scores() gave {len(found)} scores for {len(parts)} parts; return one for each"
+                )
             return [_checked("scores", one, sums) for one in found]
 
     return score

@@ -123,7 +123,7 @@ def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa):
     assert own["selection_loss"] < other["selection_loss"]
     [told] = [text for text in report["warnings"] if "overfits" in text]
     assert f"{other['selection_loss'] - own['selection_loss']:.3g} below `{best['name']}`" in told
-    assert told.endswith("choose by more examples, or leave out --K")
+    assert told.endswith("use more selection examples, or leave out --K")
     assert sewa("select", "--K", 1, "--set", "gumbel.iterations=40").code == 0
 
 

@@ -223,7 +223,7 @@ BAD = {
     "an older one": ('{"kind": "select", "schema_version": 2}', "this version of sewa shows 3"),
     "not UTF-8": (b'{"kind": "\xff"}', "not a report of sewa"),
     "too deep": ("[" * 10_000, "not a report of sewa"),
-    "too many values": ("[" + "0," * 4_000_001 + "0]", "values, the most that are read"),
+    "too many values": ("[" + "0," * 4_000_001 + "0]", "values, the most that sewa reads"),
 }
 CONTRADICTIONS = {
     "a best row that is not there": ("compare", {"best": 999}),

@@ -60,7 +60,7 @@ def test_lines_with_an_id_are_units_whose_weights_make_a_ratio():
         ('{"cer": 3}', "it prints cer, not wer"),
         ('{"wer": "high"}', "no number, not wer"),
         ('{"id": 1, "wer": 3}\n{"id": 1, "wer": 4}', "two records of 1 that differ"),
-        ('{"id": 1, "wer": 3}\n{"id": 2, "we', "line 2 is no JSON object"),
+        ('{"id": 1, "wer": 3}\n{"id": 2, "we', "line 2 is not a JSON object"),
         ('{"wer": 3}\n{"wer": 4}', "2 objects without an id"),
         ('{"id": 1, "wer": 3, "weight": 0}', "all weights are 0"),
         ('{"id": 1, "wer": 3, "weight": -1}', "the wer or weight of 1 is 3.0, -1"),

@@ -132,7 +132,7 @@ def test_parts_split_what_one_call_evaluates_and_an_average_is_written_once(sewa
         ("", "it prints nothing on standard output"),
         ("print('wer 1'); print('wer 2')", "it prints several numbers for wer (1, 2)"),
         ("print('wer nan')", "its wer is nan"),
-        ("print('{\"wer\": 1')", "line 1 is no JSON object"),
+        ("print('{\"wer\": 1')", "line 1 is not a JSON object"),
         ("time.sleep(60)", "took longer than 0.3 s"),
         (
             "os.fork() or time.sleep(60); print('wer 1'); os._exit(2)",
@@ -224,7 +224,7 @@ def test_ctrl_c_ends_the_command_with_all_that_it_has_started(sewa):
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 0, said
-    assert "interrupted: the choice is made by the 3 evaluations so far" in said
+    assert "interrupted: the choice uses the 3 evaluations so far" in said
     assert OUTPUT.exists()
     about = Path("/proc", Path("child").read_text(), "stat")
     assert not about.exists() or ") Z " in about.read_text()
@@ -241,7 +241,7 @@ def test_ctrl_c_ends_the_command_with_all_that_it_has_started(sewa):
         ("echo 1", ("--scratch", "none"), "scratch: none: no such folder"),
         ("echo 1", ("--solver", "gumbel"), "--solver race would do"),
         ("echo 1", ("--set", "objective.parts=none"), "is neither a list, a range"),
-        ("echo 1", ("--set", "objective.score_regex=("), "is no regular expression"),
+        ("echo 1", ("--set", "objective.score_regex=("), "is not a regular expression"),
         ("echo 1", ("--guard", 0.2), "--guard needs units"),
         ("echo 1", ("--fallback",), "a choice by a metric needs none"),
     ],

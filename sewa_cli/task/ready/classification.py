@@ -118,7 +118,9 @@ def _open_arrays(path: Path, x: str, y: str) -> tuple[NDArray[Any], NDArray[Any]
         if array.ndim == 0 or len(array) == 0:
             raise TaskError(f"{path}: {name}: holds no rows; name a file with data")
     if len(inputs) != len(targets):
-        raise TaskError(f"{path}: {len(inputs)} rows of {x}, but {len(targets)} of {y}")
+        raise TaskError(
+            f"{path}: {len(inputs)} rows of {x}, but {len(targets)} of {y}; give one for each"
+        )
     if inputs.dtype.kind not in "fiub":
         raise TaskError(f"{path}: {x}: must be numbers, found {inputs.dtype}")
     return inputs, targets
@@ -135,7 +137,7 @@ def _targets(args: ClassificationArgs, path: Path, y: NDArray[Any]) -> Tensor:
         )
     if y.size and (least := int(y.min())) < 0:
         row = int(y.argmin()) + 1
-        raise TaskError(f"{path}: {args.y}: row {row}: {least} is not a class")
+        raise TaskError(f"{path}: {args.y}: row {row}: {least} is not a class; number them from 0")
     return torch.from_numpy(np.array(y, dtype=np.int64))
 
 

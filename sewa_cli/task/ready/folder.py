@@ -196,7 +196,10 @@ class Source:
             if not any(name.startswith(m.removesuffix("modules_to_save")) for m in saved)
         ]
         if lost:
-            raise TaskError(f"{base}: has no weights for {few(lost)}, and neither has {adapter}")
+            raise TaskError(
+                f"{base}: has no weights for {few(lost)}, and neither has {adapter}; name its "
+                "base: args.model"
+            )
         return inside
 
 

@@ -108,11 +108,15 @@ def _policy(args: GymnasiumArgs, space: Any) -> Policy:
         )
     if kind != "continuous":
         if args.stretch:
-            raise ConfigError(f"args.stretch: {args.env} has no bounds, but {size} actions")
+            raise ConfigError(
+                f"args.stretch: {args.env} has no bounds, but {size} actions; leave it out"
+            )
         return Policy(args.env, kind, size, output=args.output, start=int(space.start))
     low, high = (x.reshape(-1).astype(np.float32) for x in (space.low, space.high))
     if args.stretch and not np.isfinite([low, high]).all():
-        raise ConfigError(f"args.stretch: {args.env} has actions without bounds, {one_line(space)}")
+        raise ConfigError(
+            f"args.stretch: {args.env} has actions without bounds, {one_line(space)}; leave it out"
+        )
     return Policy(
         *(args.env, kind, size, space.shape, args.output), low=low, high=high, stretch=args.stretch
     )

@@ -349,7 +349,7 @@ class _HuggingFace:
         if positions is not None and self._args.max_length > positions:
             raise ConfigError(
                 f"args.max_length: {self._args.max_length} is more than the model's "
-                f"{positions} positions (max_position_embeddings in config.json)"
+                f"{positions} positions (max_position_embeddings in config.json); lower it"
             )
         return self._args.max_length
 
@@ -362,7 +362,7 @@ class _HuggingFace:
         if size is not None and top >= size:
             raise TaskError(
                 f"{self._folder}: its tokenizer gives token {top}, but the model has "
-                f"{size} (vocab_size in config.json)"
+                f"{size} (vocab_size in config.json); use the model's own"
             )
 
     # ---- images ------------------------------------------------------------------------------

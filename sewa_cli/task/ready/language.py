@@ -156,7 +156,9 @@ class Language:
     def _end(self, *tokens: int | None) -> int:
         found = next((token for token in tokens if token is not None), None)
         if found is None:
-            raise ConfigError("args.pack: the tokenizer has no EOS token to join texts with")
+            raise ConfigError(
+                "args.pack: the tokenizer has no EOS token to join texts with; leave it out"
+            )
         return found
 
     def masked(
@@ -167,7 +169,7 @@ class Language:
         Drawn once, row by row: every average is evaluated on the same masks, whatever the batches.
         """
         if self.tokenizer.mask_token_id is None:
-            raise TaskError("kind: masked-lm: the tokenizer has no mask token")
+            raise TaskError("kind: masked-lm: the tokenizer has no mask token; use one that has")
         draw = random.Random(seed)
         special = set(self.tokenizer.all_special_ids)
         words = [i for i in range(len(self.tokenizer)) if i not in special]
@@ -194,7 +196,8 @@ class Language:
         room = self.max_length - len(before) - len(after)
         if room < 1:
             raise ConfigError(
-                f"args.max_length: {self.max_length} leaves no room between the special tokens"
+                f"args.max_length: {self.max_length} leaves no room between the special "
+                "tokens; raise it"
             )
         labels = [[label_of(ids)] * (len(ids) + 1) for ids in texts]
         if self.pack:
@@ -319,7 +322,8 @@ def _template(tokenizer: Any) -> str:
         template: str = tokenizer.get_chat_template()
     except ValueError:
         raise TaskError(
-            "the tokenizer has no chat template (chat_template.jinja, or in tokenizer_config.json)"
+            "the tokenizer has no chat template (chat_template.jinja, or in "
+            "tokenizer_config.json); add one"
         ) from None
     return template
 

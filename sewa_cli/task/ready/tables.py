@@ -38,7 +38,7 @@ class Row:
             raise TaskError(f"{self.where}: no column {column!r}; there are {_named(self.values)}")
         value = self.values[column]
         if value is None:
-            raise TaskError(f"{self.where}: {column}: is empty")
+            raise TaskError(f"{self.where}: {column}: is empty; remove the row")
         return value
 
 

@@ -74,7 +74,7 @@ class TextReader:
         """Batches padded on the right, and a note if rows without a target were left out."""
         kept = [example for example in examples if example.number_of_targets]
         if not kept:
-            raise TaskError(f"{path}: no row has a token to predict")
+            raise TaskError(f"{path}: no row has a token to predict; check its columns")
         per_row = sum(example.number_of_targets for example in kept) / len(kept)
         starts = range(0, len(kept), size)
         batches = [self._stack(kept[start : start + size], per_row) for start in starts]
@@ -133,7 +133,7 @@ def check_unicode(where: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise TaskError(f"{where}: is not valid Unicode") from None
+        raise TaskError(f"{where}: is not valid Unicode; save it as UTF-8") from None
 
 
 def _tags(row: Row, words: str, tags: str, labels: Labels) -> list[int]:
