@@ -76,7 +76,7 @@ def test_the_site_is_built_and_its_links_lead_somewhere(tmp_path):
 
 CONSOLE = re.compile(r"(?:<!-- not run: (.+?) -->\n+)?```console\n(.*?)```", re.DOTALL)
 FAST = {"averaging"}  # the commands of the others are breadth
-UNMARKED = {"layouts", "lm-eval", "metrics"}
+UNMARKED = {"layouts", "metrics"}
 
 
 def commands_of_pages():
