@@ -143,11 +143,11 @@ class Scorer:
         return rows, {name: as_array(value.cpu()) for name, value in found.items()}
 
     def measure(self, heldout: UnitLosses | None) -> dict[str, float | None] | None:
-        """The task's metrics: those of the held-out rows' own pass, if it has them, else apart."""
-        if heldout is not None and heldout.metrics is not None:
-            return {name: finite(value) for name, value in heldout.metrics.items()}
+        """The task's metrics: those of the held-out rows' own pass, and those that are apart."""
+        passed = None if heldout is None else heldout.metrics
+        by_loss = {name: finite(value) for name, value in (passed or {}).items()}
         if self.metrics is None:
-            return None
+            return None if passed is None else by_loss
         metrics, model, events = self.metrics, self.objective.model, self.objective.events
 
         def work() -> Tensors:
@@ -159,7 +159,7 @@ class Scorer:
 
         key = ("metrics", *model.weights)
         measured = self.objective.recall(key, work)
-        return {name: finite(float(value)) for name, value in measured.items()}
+        return {name: finite(float(value)) for name, value in measured.items()} | by_loss
 
     def _round(self, names: Iterable[str]) -> None:
         model = self.objective.model

@@ -25,6 +25,7 @@ from sewa_cli.task.ready import import_library
 from sewa_cli.text import few, one_line, shown
 
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "*.vocab")
 PROCESSOR_FILES = ("*processor_config.json",)
 _MORE_WORDS = ("merges.txt", "chat_template*", "special_tokens*", "added_tokens*")
@@ -56,6 +57,7 @@ class Folders:
         found = [*self.config.glob("*.py"), *chain(*map(self.words.glob, words))]
         found += [] if self.base is None else self.base.glob("*.safetensors")
         found += [] if self.adapter is None else self.adapter.glob(ADAPTER)
+        found += self.config.glob(GENERATION)
         return (self.config / CONFIG, *sorted(found))
 
 
@@ -138,6 +140,14 @@ class Source:
         """Read AutoConfig, AutoTokenizer or AutoImageProcessor from a folder."""
         with _making(f"an {auto}", folder):
             return getattr(self.transformers, auto).from_pretrained(folder, **self._options())
+
+    def generation(self) -> Any:
+        """Read how the model generates; None where the folder does not say."""
+        folder = self.folders.config
+        if not (folder / GENERATION).is_file():
+            return None
+        with _making("settings of generation", folder / GENERATION):
+            return self.transformers.GenerationConfig.from_pretrained(folder)
 
     def _options(self) -> dict[str, Any]:
         return {"local_files_only": True, "trust_remote_code": self.trust_remote_code}

@@ -59,7 +59,8 @@ class Head:
             sample = torch.cat([few, larger * few], dim=1)
             _, logits = _run(model, first, lambda _: sample)
             expected = self.head(model, sample).float()
-            same = hidden.shape[:2] == first["input_ids"].shape and logits.shape == expected.shape
+            tokens = first.get("decoder_input_ids", first["input_ids"])
+            same = hidden.shape[:2] == tokens.shape and logits.shape == expected.shape
             return same and torch.allclose(logits.float(), expected, rtol=1e-3, equal_nan=True)
         return False
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 import torch
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor, nn
 
 from sewa_cli.errors import ConfigError, TaskError
@@ -33,6 +33,7 @@ from sewa_cli.task.ready.batches import (
     open_image,
 )
 from sewa_cli.task.ready.folder import Dtype, Source, find_folders, has_config
+from sewa_cli.task.ready.generation import Generation
 from sewa_cli.task.ready.head import Head
 from sewa_cli.task.ready.language import Language, Tokens
 from sewa_cli.task.ready.lm_eval import Harness, HarnessArgs
@@ -43,6 +44,7 @@ from sewa_cli.task.scoring import FUNCTIONS
 Kind = Literal[
     "causal-lm",
     "masked-lm",
+    "seq2seq-lm",
     "sequence-classification",
     "token-classification",
     "image-classification",
@@ -50,22 +52,26 @@ Kind = Literal[
 CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "sequence-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
     "image-classification": "AutoModelForImageClassification",
 }
-LANGUAGE = ("causal-lm", "masked-lm")
+LANGUAGE = ("causal-lm", "masked-lm", "seq2seq-lm")
 # the columns each kind reads, and their usual names
 COLUMNS: dict[str, dict[str, str | None]] = {
     "causal-lm": {key: key for key in ("text", "messages", "prompt", "completion")},
     "masked-lm": {"text": "text"},
+    "seq2seq-lm": {key: key for key in ("prompt", "completion")},
     "sequence-classification": {"text": "text", "text_pair": None, "label": "label"},
     "token-classification": {"text": "tokens", "label": "tags"},
     "image-classification": {"image": "image", "label": "label"},
 }
+GENERATING = ("lm_eval", "generate", "bleu", "chrf")
 OPTIONS = {
-    "causal-lm": ("tokenizer", "max_length", "pack", "lm_eval"),
+    "causal-lm": ("tokenizer", "max_length", "pack", *GENERATING),
     "masked-lm": ("tokenizer", "max_length", "pack", "mask_probability"),
+    "seq2seq-lm": ("tokenizer", "max_length", *GENERATING),
     "sequence-classification": ("tokenizer", "max_length"),
     "token-classification": ("tokenizer", "max_length"),
     "image-classification": (),
@@ -104,6 +110,9 @@ class HuggingFaceArgs(DataArgs):
     dtype: Dtype = "float32"
     trust_remote_code: bool = False
     lm_eval: dict[str, Any] | None = None
+    generate: dict[str, Any] | None = None
+    bleu: dict[str, Any] = Field(default_factory=dict)
+    chrf: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _fits_the_kind(self) -> Self:
@@ -114,6 +123,8 @@ class HuggingFaceArgs(DataArgs):
         forms = [form for form in FORMS if not self.model_fields_set.isdisjoint(form)]
         if self.kind == "causal-lm" and len(forms) > 1:
             raise ValueError("the data are `text`, `messages`, or `prompt` and `completion`: one")
+        if self.lm_eval is not None and self.generate is not None:
+            raise ValueError("`lm_eval` and `generate` both say what --metric is; leave out one")
         return self
 
     def column(self, key: str) -> str | None:
@@ -136,10 +147,8 @@ def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
     head = Head(inputs_for).functions if settings.kind in LANGUAGE else None
     classes = not task.is_regression
     functions = functions_of(settings, task.batches, task.build_model, predict, classes, head)
-    if settings.lm_eval is not None:
-        harness = Harness(parse(HarnessArgs, settings.lm_eval, "args.lm_eval"), task.tokenizer)
-        functions = {key: f for key, f in functions.items() if key not in FUNCTIONS}
-        functions |= harness.functions
+    if scoring := task.own_scoring():
+        functions = {key: f for key, f in functions.items() if key not in FUNCTIONS} | scoring
     files = (*task.files, *settings.sources.values())
     return Ready(functions, files, tuple(task.notes), tuple(task.warnings))
 
@@ -209,7 +218,7 @@ class _HuggingFace:
         self.warnings = list(_warnings_of(judged))
         tables = args.tables()
         self._keys = {part: args.keys(table.names) for part, table in tables.items()}
-        rows = {
+        self._rows = rows = {
             part: args.take(part, table, self._columns(part), self.notes)
             for part, table in tables.items()
         }
@@ -224,6 +233,21 @@ class _HuggingFace:
     @cached_property
     def tokenizer(self) -> Any:
         return self._source.read("AutoTokenizer", self._source.folders.words)
+
+    def own_scoring(self) -> dict[str, Callable[..., Any]]:
+        """Return functions for --metric that do not come from the loss's batches, if any."""
+        args = self._args
+        if args.lm_eval is not None:
+            return Harness(
+                parse(HarnessArgs, args.lm_eval, "args.lm_eval"), self.tokenizer
+            ).functions
+        if args.generate is None:
+            return {}
+        if any("prompt" not in keys for keys in self._keys.values()):
+            raise ConfigError("args.generate: needs data with a prompt and a completion")
+        generation = Generation(self._source, self.tokenizer, args.generate, args.bleu, args.chrf)
+        columns = (args.column(key) or "" for key in ("prompt", "completion"))
+        return generation.functions(self._rows, *columns)
 
     def _columns(self, part: Part) -> list[str]:
         return [self._args.column(key) or "" for key in self._keys[part]]
@@ -319,6 +343,11 @@ class _HuggingFace:
 
     def _language(self, part: Part, reader: TextReader, rows: Sequence[Row]) -> list[Example]:
         args = self._args
+        if args.kind == "seq2seq-lm":
+            start = getattr(self._config, "decoder_start_token_id", None)
+            if start is None:
+                raise TaskError(f"{self._folder}/config.json: has no decoder_start_token_id")
+            return reader.translated(rows, self._columns(part), start)
         language = Language(reader.tokenizer, reader.max_length, args.pack)
         if args.kind == "masked-lm":
             [column] = self._columns(part)

@@ -13,18 +13,16 @@ from __future__ import annotations
 import json
 import random
 import re
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any
 
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task.ready.batches import IGNORED
 from sewa_cli.task.ready.tables import Row
-from sewa_cli.task.ready.text import Example, as_text, check_unicode
+from sewa_cli.task.ready.text import Example, as_text, check_unicode, label_of
 from sewa_cli.text import one_line
 
 Message = dict[str, Any]
@@ -221,12 +219,6 @@ class Language:
         if "token_type_ids" in self.tokenizer.model_input_names:
             inputs["token_type_ids"] = [0] * len(ids)
         return Example(inputs, targets, text=_middle(labels))
-
-
-def label_of(ids: list[int]) -> int:
-    """A number that only texts with the same tokens share."""
-    digest = blake2b(array("q", ids).tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
 
 
 def _middle(labels: Sequence[int]) -> int:

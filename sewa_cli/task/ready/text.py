@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,23 @@ class TextReader:
             examples.append(Example(inputs, targets, cut[i]))
         return examples
 
+    def translated(self, rows: Sequence[Row], columns: Sequence[str], start: int) -> list[Example]:
+        """A text to read and one to write, of which every token is predicted."""
+        texts = [[as_text(row, column) for row in rows] for column in columns]
+        encoded, cut = self._encode(texts[0])
+        wanted, cut_too = self._encode(text_target=texts[1])
+        return [
+            Example(
+                {**inputs, "decoder_input_ids": [start, *ids[:-1]]},
+                ids,
+                is_cut=any(cuts),
+                text=label_of([*inputs["input_ids"], *ids]),
+            )
+            for inputs, ids, *cuts in zip(
+                _split(encoded), wanted["input_ids"], cut, cut_too, strict=True
+            )
+        ]
+
     def batch(self, examples: Sequence[Example], size: int, path: Path) -> tuple[list[Batch], str]:
         """Batches padded on the right, and a note if rows without a target were left out."""
         kept = [example for example in examples if example.number_of_targets]
@@ -103,6 +122,12 @@ class TextReader:
         if examples[0].text is not None:
             batch[TEXTS] = torch.tensor([example.text for example in examples])
         return {**batch, "targets_per_row": per_row}
+
+
+def label_of(ids: list[int]) -> int:
+    """A number that only texts with the same tokens share."""
+    digest = blake2b(array("q", ids).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def _split(encoded: Any) -> Iterator[dict[str, list[int]]]:
