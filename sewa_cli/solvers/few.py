@@ -1,32 +1,30 @@
 """A search for few, dear evaluations: when one call scores an average on everything.
 
-First moving averages, by two numbers: the length of the window and where it ends. A score is a
-smooth function of their logarithms with noise on it, so a Gaussian process of what was found says
-which window to try next (expected improvement, Jones et al. 1998). Then changes of the best: later
-or earlier checkpoints weigh more, blends with the next best, single checkpoints added or dropped.
+First moving averages, by two numbers: the length of the window, then where it ends. Along each the
+score falls and rises once, with noise on it, so the middle of the wider gap next to the best is
+tried until the gaps are small. Then changes of the best: later or earlier checkpoints weigh more,
+blends with the next best, single checkpoints added or dropped.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import pairwise
 
 import torch
-from torch import Tensor
 
 from sewa_cli.methods import by_steps, mean_of
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers.board import Spent, is_known
 from sewa_cli.solvers.contest import Contest, Entrant
 
-WINDOWS = 0.6  # of the evaluations, where there are enough to change the best too
-FEWEST_CHANGES = 4
-START = (0.5, 0.25, 1.0)  # windows at the end of the run that are tried first: powers of k
-SCALES = (1.0, 2.0, 4.0)  # doublings of a window's length, or of its distance from the end
-NOISE = (0.01, 0.1, 0.5)  # variance, as a share of that of the scores
-SETTLED = 0.01  # expected improvement in standard deviations: not worth an evaluation
+FOR_WINDOWS = 12  # evaluations before any change of the best is tried
+CHANGES = 0.4  # of those beyond
+LENGTHS = 0.7  # of those for windows, for lengths at the end of the run
+STARTS = 3, 6  # lengths that are tried first, at least and at most
+NEAR = 1.2  # lengths that differ by less are not told apart
 TILT = 1.0  # e^±1 from one end of the run to the other
 
 Window = tuple[int, int]  # its length, and how many checkpoints there are after it
@@ -34,16 +32,11 @@ Window = tuple[int, int]  # its length, and how many checkpoints there are after
 
 def search_few(contest: Contest, K: int) -> Entrant | None:
     """Spend the budget on windows and changes of the best; return the best."""
-    board = contest.board
-    found: dict[Window, Entrant] = {}
     with suppress(Spent):
         _ask(contest, [contest.last, contest.incumbent])
-        total = board.total
-        changes = total - int(WINDOWS * total)
-        windows = total - (changes if changes >= FEWEST_CHANGES else 0)
-        _search_windows(contest, _grid(contest.k, K), windows, found)
+        _Windows(contest).search(K)
         _change(contest, K)
-    return _best(contest)
+    return next(iter(_asked(contest)), None)
 
 
 def _ask(contest: Contest, some: list[Entrant]) -> None:
@@ -63,108 +56,101 @@ def _rank(contest: Contest, entrant: Entrant) -> float:
     return contest.board.rank(entrant.average, parts) if has_all else math.inf
 
 
-def _best(contest: Contest) -> Entrant | None:
-    return next(iter(_asked(contest)), None)
-
-
 # ---- windows ---------------------------------------------------------------------------------
 
 
-def _grid(k: int, K: int) -> list[Window]:
-    lengths = _halves(k) if K == AUTO else [K]
-    ends = [0, *_halves(k - 1)]
-    return [(n, after) for n, after in product(lengths, ends) if n + after <= k]
+class _Windows:
+    """Windows that were tried, and a search along one of their two numbers at a time."""
+
+    def __init__(self, contest: Contest) -> None:
+        self._contest = contest
+        self._found: dict[Window, Entrant] = {}
+
+    def search(self, K: int) -> None:
+        board, k = self._contest.board, self._contest.k
+        windows = board.total - CHANGES * max(0, board.total - FOR_WINDOWS)
+        end = 0
+        self._try([(1, end)])
+        while self._best() is None and 2 * end < k:  # the newest ones may have diverged
+            end = max(1, 2 * end)
+            self._try([(1, end)])
+        if K == AUTO:
+            count = min(max(STARTS[0], board.total // 3), STARTS[1])
+            powers = [n / (count - 1) for n in range(count)]
+            self._lengths(end, [round(k**power) for power in powers], LENGTHS * windows)
+        else:
+            self._ends(K, [n * (k - K) // 4 for n in range(5)], windows)
+        while K == AUTO and (best := self._best()) is not None and board.spent < windows:
+            before, (n, end) = len(self._found), best
+            self._ends(n, [end, end + max(1, n // 4)], windows)
+            n, moved = self._best() or best
+            if moved != end:
+                self._lengths(moved, [n, round(n / 1.5), round(n * 1.5)], windows)
+            if len(self._found) == before:
+                return
+
+    def _lengths(self, end: int, first: Sequence[int], until: float) -> None:
+        self._along(lambda n: (n, end), first, _between_lengths, until)
+
+    def _ends(self, n: int, first: Sequence[int], until: float) -> None:
+        near = max(1, n // 8)
+
+        def between(low: int, high: int) -> int | None:
+            return (low + high) // 2 if high - low > near else None
+
+        self._along(lambda end: (n, end), first, between, until)
+
+    def _best(self) -> Window | None:
+        some = [w for w, entrant in self._found.items() if _rank(self._contest, entrant) < math.inf]
+        return min(some, key=lambda w: _rank(self._contest, self._found[w]), default=None)
+
+    def _along(
+        self,
+        window: Callable[[int], Window],
+        first: Sequence[int],
+        middle: Callable[[int, int], int | None],
+        until: float,
+    ) -> None:
+        """Try the first values, then the middles of gaps, those next to the best values first."""
+        contest, board = self._contest, self._contest.board
+        values = [value for value in dict.fromkeys(first) if self._fits(window(value))]
+        while (left := min(int(until) - board.spent, board.left)) > 0:
+            wanted = [value for value in values if window(value) not in self._found]
+            if not wanted:
+                ranks = {v: _rank(contest, self._found[window(v)]) for v in values}
+                best, order = sorted(values, key=ranks.__getitem__), sorted(values)
+                gaps = sorted(
+                    pairwise(order),
+                    key=lambda gap: (min(map(best.index, gap)), -gap[1] / max(1, gap[0])),
+                )
+                wanted = [m for gap in gaps[:2] if (m := middle(*gap)) is not None]
+                wanted = [value for value in wanted if value not in values]
+            if not wanted:
+                return
+            wanted = wanted[: min(left, board.abreast)]
+            values = list(dict.fromkeys((*values, *wanted)))
+            self._try([window(value) for value in wanted])
+
+    def _try(self, windows: Sequence[Window]) -> None:
+        self._found |= {window: self._enter(window) for window in windows}
+        _ask(self._contest, [self._found[window] for window in windows])
+
+    def _fits(self, window: Window) -> bool:
+        return window[0] >= 1 and window[1] >= 0 and sum(window) <= self._contest.k
+
+    def _enter(self, window: Window) -> Entrant:
+        contest, (n, after), k = self._contest, window, self._contest.k
+        end = k - after
+        average = by_steps(mean_of(range(end - n, end), k), contest.problem.counts)
+        if n == 1:
+            return contest.enter(contest.problem.name_of(end - 1), None, average)
+        name = "latest" if after == 0 else contest.problem.name_of(end - n, end - 1)
+        return contest.enter(name, n, average)
 
 
-def _halves(most: int) -> list[int]:
-    """Return numbers from 1 to `most`, two for each doubling."""
-    steps = range(2 * max(0, most.bit_length()) + 1)
-    return sorted({min(most, round(2 ** (step / 2))) for step in steps if most > 0})
-
-
-def _enter(contest: Contest, window: Window) -> Entrant:
-    (n, after), k = window, contest.k
-    end = k - after
-    average = by_steps(mean_of(range(end - n, end), k), contest.problem.counts)
-    if n == 1:
-        return contest.enter(contest.problem.name_of(end - 1), None, average)
-    if after == 0:
-        return contest.enter("latest", n, average)
-    return contest.enter(contest.problem.name_of(end - n, end - 1), n, average)
-
-
-def _search_windows(
-    contest: Contest, grid: list[Window], until: int, found: dict[Window, Entrant]
-) -> None:
-    board, k = contest.board, contest.k
-    if (1, 0) in grid:
-        found[1, 0] = contest.last
-    first = {min(grid, key=lambda w: (w[1], abs(w[0] - k**power))) for power in START}
-    while (left := min(until - board.spent, board.left)) > 0 and len(found) < len(grid):
-        wanted = [window for window in first if window not in found]
-        if not wanted and not (wanted := _promising(contest, grid, found)):
-            return
-        wanted = wanted[: min(left, board.abreast)]
-        some = {window: _enter(contest, window) for window in wanted}
-        found |= some
-        _ask(contest, list(some.values()))
-
-
-def _promising(contest: Contest, grid: list[Window], found: dict[Window, Entrant]) -> list[Window]:
-    """Return as many windows as there are evaluations at a time, by expected improvement."""
-    board = contest.board
-    x = torch.tensor([_place(window) for window in found], dtype=torch.float64)
-    y = torch.tensor([_rank(contest, e) for e in found.values()], dtype=torch.float64)
-    known = y[y.isfinite()]
-    if len(known) < 2:
-        return [window for window in grid if window not in found][: board.abreast]
-    # one that is far off must not flatten the differences between the good ones
-    most = known.min() + 3 * (known.median() - known.min())
-    y = y.nan_to_num(posinf=float(most)).clamp(max=float(most))
-    if float(y.std()) == 0:
-        return []
-    y = (y - y.mean()) / y.std()
-    open_ones = [window for window in grid if window not in found]
-    places = torch.tensor([_place(window) for window in open_ones], dtype=torch.float64)
-    chosen: list[Window] = []
-    while open_ones and len(chosen) < board.abreast:
-        mean, deviation = _predict(x, y, places)
-        z = (y.min() - mean) / deviation
-        density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
-        expected = deviation * (z * torch.special.ndtr(z) + density)
-        at = int(expected.argmax())
-        if float(expected[at]) < SETTLED:
-            break
-        chosen.append(open_ones.pop(at))
-        # the next one is chosen as if this one were as predicted
-        x, y = torch.cat([x, places[at : at + 1]]), torch.cat([y, mean[at : at + 1]])
-        places = torch.cat([places[:at], places[at + 1 :]])
-    return chosen
-
-
-def _place(window: Window) -> list[float]:
-    return [math.log2(window[0]), math.log2(1 + window[1])]
-
-
-def _predict(x: Tensor, y: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation at places, by the scale and noise under which y is likeliest."""
-    best, found = -math.inf, None
-    for one, two, noise in product(SCALES, SCALES, NOISE):
-        scale = torch.tensor([one, two], dtype=torch.float64)
-
-        def kernel(a: Tensor, b: Tensor, scale: Tensor = scale) -> Tensor:
-            return torch.exp(-0.5 * torch.cdist(a / scale, b / scale).square())
-
-        root = torch.linalg.cholesky(kernel(x, x) + noise * torch.eye(len(x), dtype=torch.float64))
-        solved = torch.cholesky_solve(y[:, None], root)
-        likely = -0.5 * float(y @ solved[:, 0]) - float(root.diagonal().log().sum())
-        if likely > best:
-            across = kernel(x, places)
-            mean = (across.T @ solved)[:, 0]
-            rest = 1 - torch.linalg.solve_triangular(root, across, upper=False).square().sum(0)
-            best, found = likely, (mean, rest.clamp(min=1e-9).sqrt())
-    assert found is not None
-    return found
+def _between_lengths(low: int, high: int) -> int | None:
+    middle = round(math.sqrt(low * high))
+    return middle if low < middle < high and high > NEAR * low else None
 
 
 # ---- changes of the best ---------------------------------------------------------------------
@@ -175,7 +161,7 @@ def _change(contest: Contest, K: int) -> None:
     random = torch.Generator().manual_seed(contest.problem.seed + 1)
     board, tried, count = contest.board, {*contest.entrants}, 0
     leader = None
-    while board.left > 0 and (best := _best(contest)) is not None:
+    while board.left > 0 and (best := next(iter(_asked(contest)), None)) is not None:
         if best is not leader:
             leader, variants = best, _variants(contest, best, K, random)
         some: list[Entrant] = []
