@@ -109,7 +109,7 @@ class CompareConfig(Settings):
 
     methods: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = DEFAULT_METHODS
     K: Annotated[tuple[Count, ...], BeforeValidator(_as_list)] = Field(
-        (), description="budgets; empty: the K above, or 10 if that is auto"
+        (), description="numbers of checkpoints; empty: the K above, or 10 if that is auto"
     )
     methods_from: Path | None = Field(None, description="a Python file with methods of your own")
     bootstrap: Annotated[int, BeforeValidator(refuse_bool), Field(ge=100)] = Field(
@@ -125,25 +125,25 @@ class ObjectiveConfig(Settings):
 
     metric: str | None = Field(
         None,
-        description="one of those that score() gives; -NAME, +NAME: lower or higher is better, "
+        description="a number that score() returns; -NAME, +NAME: lower or higher is better, "
         "where the name does not tell; null: the loss",
     )
     goal: Goal | None = Field(None, description="null: by the metric's name, or else max")
     incumbent: str | None = Field(
         None,
-        description="a method to be beaten, of those that look at no loss; null: the choice by the "
+        description="the method to beat, one that needs no loss; null: the choice by the "
         "loss, else the better of last and the best baseline",
     )
-    budget: Effort = Field(500, description="evaluations of a part to choose by, or a time, 10m")
+    budget: Effort = Field(500, description="evaluations of parts, or a time, 10m")
     workers: Count = Field(1, description="processes that evaluate parts")
     part_timeout: Duration | None = Field(
-        None, description="a part that takes longer has failed, 30s; null: never"
+        None, description="a part that takes longer fails, 30s; null: no limit"
     )
     parts: Annotated[str | tuple[str, ...] | None, BeforeValidator(_as_texts)] = Field(
-        None, description="score: what {part} is: a list, a range 1-20, or a file of lines"
+        None, description="score: values of {part}: a list, a range 1-20, or a file of lines"
     )
     score_regex: Annotated[str | None, AfterValidator(_checked_regex)] = Field(
-        None, description="score: finds the number in what is printed, in its first group"
+        None, description="score: a pattern whose first group is the number in the output"
     )
 
     @model_validator(mode="before")
@@ -214,10 +214,10 @@ class Config(Settings):
         (), description="folders, files or patterns (run/epoch-*.pt), where the command names none"
     )
     K: Budget = Field(
-        AUTO, description="how many checkpoints to average; auto: weights on all that help"
+        AUTO, description="how many checkpoints to average; auto: learn coefficients for all"
     )
     sparse: bool = Field(
-        False, description="K: auto: few checkpoints, equally, as many as cross-validation finds"
+        False, description="with K: auto, few checkpoints equally; cross-validation finds K"
     )
     last: Count | None = Field(None, description="only the last N checkpoints")
     every: Count | None = Field(None, description="only every n-th, counted back from the last")
@@ -229,18 +229,18 @@ class Config(Settings):
     from_step: CountOrNone | None = Field(None, description="the first step to include")
     to_step: CountOrNone | None = Field(None, description="the last step to include")
     exclude: Annotated[tuple[str, ...], BeforeValidator(_as_paths)] = Field(
-        (), description="patterns of names that are no checkpoints"
+        (), description="patterns of names to leave out"
     )
     nonfinite: Literal["skip", "error"] = Field(
         "skip", description="leave out a checkpoint with NaN or Inf, or stop with exit code 3"
     )
-    state_key: str | None = Field(None, description="the key whose tensors alone are averaged")
+    state_key: str | None = Field(None, description="average only the tensors under this key")
     lora: Literal["factors", "merged"] = Field(
         "factors", description="average A and B of adapters apart, or their products"
     )
     solver: str | None = Field(None, description="`sewa solvers` lists them; null: by K")
     solver_from: Path | None = Field(None, description="a Python file with solvers of your own")
-    solvers: dict[str, dict[str, Any]] = Field({}, description="each one's own section")
+    solvers: dict[str, dict[str, Any]] = Field({}, description="settings of solvers, by name")
     guard: Share | None = Field(
         None, description="fraction of the selection examples held back, 0.2"
     )
@@ -256,13 +256,13 @@ class Config(Settings):
         None, description="where the checkpoints are held; null: wherever they fit"
     )
     cache: Path | None = Field(
-        None, description="a folder that keeps what is worked out: the same command goes on there"
+        None, description="a folder for results; an interrupted command resumes from it"
     )
     score: str | None = Field(
         None, description="instead of a task: a command that prints the score of {checkpoint}"
     )
     revisions: str | None = Field(
-        None, description="of hf://ORGANISATION/NAME, those branches and tags: step*"
+        None, description="branches and tags of hf://ORGANISATION/NAME to take: step*"
     )
     scratch: Path | None = Field(
         None,

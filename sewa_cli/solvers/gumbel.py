@@ -38,10 +38,10 @@ class Gumbel(Solver):
         iterations: Count = 100
         samples: Count = Field(2, description="M, masks drawn in each iteration")
         temperature: Positive = Field(0.5, description="t of the Gumbel-softmax")
-        lr: Positive = Field(0.3, description="Adam's")
+        lr: Positive = Field(0.3, description="learning rate of Adam")
         batches: Count = Field(1, description="selection batches used in each iteration")
         patience: Annotated[Whole, Field(ge=CHECK_EVERY)] = Field(
-            50, description="iterations in which the chosen set stays and the loss falls no more"
+            50, description="stop after so many iterations without a new set or a lower loss"
         )
         normalize: Literal["sum", "paper"] = Field(
             "sum", description="divide the mixed weights by the sum of the mask, or by K"

@@ -42,8 +42,8 @@ class Race(Solver):
     """By a metric, the default: the budget goes to the leaders."""
 
     class Settings(Solver.Settings):
-        heats: Share = Field(0.5, description="of the budget, to find a winner")
-        changes: Share = Field(0.2, description="of the budget, to change the winner a little")
+        heats: Share = Field(0.5, description="share of the budget for finding a winner")
+        changes: Share = Field(0.2, description="share of the budget for changing it a little")
 
     needs = frozenset({"parts"})
     finds_k = True

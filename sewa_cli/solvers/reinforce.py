@@ -38,9 +38,9 @@ class Reinforce(Solver):
         samples: Annotated[Whole, Field(ge=2)] = Field(
             8, description="M, masks drawn in each iteration"
         )
-        parts: Count = Field(2, description="that the masks of an iteration are asked on")
-        lr: Positive = Field(0.3, description="Adam's")
-        search: Share = Field(0.7, description="of the budget; the rest confirms the choice")
+        parts: Count = Field(2, description="parts that score each mask")
+        lr: Positive = Field(0.3, description="learning rate of Adam")
+        search: Share = Field(0.7, description="share of the budget; the rest confirms")
 
     needs = frozenset({"parts"})
     settings: Settings

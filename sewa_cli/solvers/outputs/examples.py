@@ -39,16 +39,13 @@ class PredictingSettings(Solver.Settings):
     )
     outputs: Count | None = Field(
         None,
-        description="numbers kept for each checkpoint; more examples take long "
-        "(default 1,000,000, of digests 20,000,000)",
+        description="outputs kept for each checkpoint (default 1,000,000, of digests 20,000,000)",
     )
     largest: Count = Field(
-        32, description="of many classes' logits, the largest are kept for each target, and"
+        32, description="with many classes, the largest logits kept for each target"
     )
-    samples: Count = Field(32, description="so many samples of the others")
-    folds: Annotated[Whole, Field(ge=2, le=10)] = Field(
-        5, description="of the selection examples, for cross-validation"
-    )
+    samples: Count = Field(32, description="with many classes, other logits sampled")
+    folds: Annotated[Whole, Field(ge=2, le=10)] = Field(5, description="folds of cross-validation")
 
     @property
     def digested(self) -> int:
