@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _LONGEST_NUMBER = MIB  # in a file
 METADATA = ".metadata"
+OPTIMIZER = ("optimizer.", "chained_")  # how Megatron's keys begin, which have no ways
 _METADATA_CLASSES = {
     "Metadata",
     "TensorStorageMetadata",
@@ -61,7 +62,11 @@ _METADATA_CLASSES = {
     "StorageMeta",
     "_MEM_FORMAT_ENCODING",
 }
+_PLANNER_CLASSES = {"SavePlan", "WriteItem", "WriteItemType", "TensorWriteData"}
 _ALLOWED = {("torch.distributed.checkpoint.metadata", name) for name in _METADATA_CLASSES} | {
+    *(("torch.distributed.checkpoint.planner", name) for name in _PLANNER_CLASSES),
+    ("olmo_core.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"),
     ("torch.serialization", "_get_layout"),
@@ -102,7 +107,8 @@ class Metadata:
     """A copy of what `.metadata` says, in plain values."""
 
     def __init__(self, content: Any) -> None:
-        fields = _fields(content, "Metadata")
+        is_megatrons = type(content).__name__ == "MCoreMetadata"
+        fields = _fields(content, "MCoreMetadata" if is_megatrons else "Metadata")
         self.entries: dict[str, Any] = fields["state_dict_metadata"]
         self._ways = fields.get("planner_data") or {}
         if type(self.entries) is not dict or not all(type(key) is str for key in self.entries):
@@ -118,7 +124,8 @@ class Metadata:
 
     def way(self, key: str) -> tuple[str, ...]:
         """The keys that led to an entry when it was saved: ("model", "0.weight")."""
-        way = self._ways.get(key, (key,))
+        is_state = key.startswith(OPTIMIZER)
+        way = self._ways.get(key, ("optimizer", key) if is_state else (key,))
         if type(way) is not tuple or not 0 < len(way) <= _MOST:
             raise TypeError(key)
         if not all(type(part) in (str, int) for part in way):
@@ -349,6 +356,19 @@ def _open(folder: Path, state_key: str | None) -> Header:
         left=state.left_keys(),
         groups=state.groups,
     )
+
+
+def values_in(folder: Path) -> dict[str, io.BytesIO]:
+    """Return the entries that are no tensors, as their bytes."""
+    with _understood(folder):
+        metadata, found = _read_metadata(folder), {}
+        for key in metadata.entries:
+            if metadata.is_a("BytesStorageMetadata", key):
+                place = metadata.places[key, None]
+                with open_regular(folder / place.file) as file:
+                    file.seek(place.offset)
+                    found[key] = io.BytesIO(file.read(place.length))
+        return found
 
 
 def _check_files(folder: Path, metadata: Metadata) -> tuple[Path, ...]:

@@ -39,6 +39,7 @@ from sewa_cli.checkpoints.opening import (
     FSDP,
     MODEL,
     MODEL_BIN,
+    OLMO,
     files_of,
     kind_of,
     open_checkpoint,
@@ -256,7 +257,7 @@ def _entries(folder: Path) -> list[Path]:
 
 def _checkpoints_in(folder: Path, notes: list[str], exclude: Sequence[str] = ()) -> list[Path]:
     entries = _without(_entries(folder), exclude)
-    folders = _folders([p for p in entries if p.is_dir() and p.name != FSDP])
+    folders = _folders([p for p in entries if p.is_dir() and p.name not in (FSDP, OLMO)])
     files = _files([p for p in entries if p.is_file()])
     if toolkit := toolkits.of_run(files, pytorch.mentions):
         own = [p for p in files if re.fullmatch(toolkit.files, p.name)]
@@ -294,7 +295,7 @@ def _folders(entries: Sequence[Path]) -> list[Path]:
 
 def _is_run(folder: Path) -> bool:
     """A folder of numbered checkpoints is another run, not a checkpoint of this one."""
-    inside = [p for p in _entries(folder) if p.is_dir() and p.name != FSDP]
+    inside = [p for p in _entries(folder) if p.is_dir() and p.name not in (FSDP, OLMO)]
     return any(step_in(p) is not None and weights_in(p) is not None for p in inside)
 
 

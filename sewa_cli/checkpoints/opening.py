@@ -25,10 +25,12 @@ MODEL = "model.safetensors"
 MODEL_BIN = "pytorch_model.bin"
 TRAINER_STATE = "trainer_state.json"
 FSDP = "pytorch_model_fsdp_0"  # where accelerate puts a sharded model inside a checkpoint
+OLMO = "model_and_optim"  # where OLMo-core puts it
 # of several in one folder, the first counts
 FOLDER_WEIGHTS: dict[str, Kind] = {
     distributed.METADATA: "distributed",
     f"{FSDP}/{distributed.METADATA}": "distributed",
+    f"{OLMO}/{distributed.METADATA}": "distributed",
     adapters.WEIGHTS: "adapter",
     MODEL: "folder",
     MODEL + tensor_files.INDEX: "folder",

@@ -14,11 +14,20 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint, archives, files_of, inert, pytorch
+from sewa_cli.checkpoints import (
+    SUFFIX,
+    WRITTEN_BY,
+    Checkpoint,
+    archives,
+    distributed,
+    files_of,
+    inert,
+    pytorch,
+)
 from sewa_cli.checkpoints.adapters import CONFIG as ADAPTER_CONFIG
 from sewa_cli.checkpoints.adapters import WEIGHTS as ADAPTER
 from sewa_cli.checkpoints.checkpoint import REPORT, read_json
-from sewa_cli.checkpoints.opening import MODEL
+from sewa_cli.checkpoints.opening import MODEL, OLMO
 from sewa_cli.checkpoints.safetensors import INDEX, is_ours
 from sewa_cli.errors import CheckpointError, ConfigError, SewaError
 from sewa_cli.files import real
@@ -45,6 +54,8 @@ BESIDE = (
     "*.jinja",
     "*.py",  # the model's own code, which config.json may name
 )
+MEGATRON = "metadata.json"  # next to .metadata in Megatron-Core's checkpoints
+_BESIDE_DISTRIBUTED = ("common.pt", MEGATRON, "config.json", ".metadata.json")
 _WRITTEN = (*BESIDE, CARD, REPORT)
 _SUFFIXES = (SUFFIX, *(suffix for suffix in pytorch.SUFFIXES if suffix not in archives.WEIGHTS))
 
@@ -149,17 +160,34 @@ def _fill_folder(folder: Path, average: Average, shard_size: int | None) -> None
 def _fill_distributed(folder: Path, average: Average) -> None:
     """Write what `torch.distributed.checkpoint` loads; whole in memory once.
 
-    Under the key `model`, or the keys of several state dicts, which begin the names.
+    Under the key `model`, or the keys of several state dicts, which begin the names. Megatron has
+    no such key, and more values among the tensors; OLMo-core has a folder inside.
     """
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-    state = dict(average.tensors())
+    class Planner(DefaultSavePlanner):
+        def transform_object(self, write_item: Any, object: Any) -> Any:  # noqa: A002
+            is_written = isinstance(object, BytesIO)
+            return object if is_written else super().transform_object(write_item, object)
+
+    newest, state = average.sources[-1], dict[str, Any](average.tensors())
+    is_megatrons = newest.kind == "distributed" and (newest.path / MEGATRON).is_file()
+    if is_megatrons:
+        values = distributed.values_in(newest.path)
+        state |= {
+            key: value for key, value in values.items() if not key.startswith(distributed.OPTIMIZER)
+        }
+    content = state if newest.groups or is_megatrons else {"model": state}
+    place = folder / OLMO if (newest.path / OLMO).is_dir() else folder
+    for name in _BESIDE_DISTRIBUTED if newest.path.is_dir() else ():
+        if (source := newest.path / name).is_file() and not source.is_symlink():
+            shutil.copyfile(source, folder / name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that one process saves, as it should
-        writer = FileSystemWriter(folder)  # it syncs its files
-        content = state if average.sources[-1].groups else {"model": state}
-        dcp.save(content, storage_writer=writer, no_dist=True)  # type: ignore[attr-defined]
+        writer, planner = FileSystemWriter(place), Planner(flatten_state_dict=not is_megatrons)
+        dcp.save(content, storage_writer=writer, planner=planner, no_dist=True)  # type: ignore[attr-defined]
 
 
 def _beside(newest: Checkpoint) -> list[Path]:

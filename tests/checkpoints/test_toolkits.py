@@ -28,6 +28,7 @@ def test_a_toolkits_run_is_found_in_order_and_its_average_is_read_by_its_loader(
         [note] = [line for line in inspected.err.splitlines() if f"of {toolkit}, but" in line]
         assert note.endswith(f": {', '.join(LEFT_OUT[toolkit])}")
     options = ["--method", "latest", "--K", 5, "--from", "snapshots"]
+    options += [] if suffix else ["--set", "output_format=dcp"]
     averaged = sewa("average", run, *options, "-o", output)
     assert averaged.code == 0, averaged.err
     found = read(output)

@@ -16,13 +16,15 @@ def metadata(path: Path) -> dict[str, str]:
         return dict(file.metadata())
 
 
-def save_distributed(content: dict[str, Any], folder: Path) -> Path:
-    """A distributed checkpoint of one process."""
+def save_distributed(content: dict[str, Any], folder: Path, flat: bool = False) -> Path:
+    """A distributed checkpoint of one process; flat: without ways to its keys."""
     from torch.distributed import checkpoint
+
+    planner = checkpoint.DefaultSavePlanner(flatten_state_dict=not flat)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is no process group
-        checkpoint.save(content, checkpoint_id=folder, no_dist=True)
+        checkpoint.save(content, checkpoint_id=folder, planner=planner, no_dist=True)
     return folder
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tarfile
+import warnings
 from argparse import Namespace
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from zipfile import ZipFile
 import numpy as np
 import torch
 from torch import Tensor
+
+from helpers.saved import save_distributed
 
 STEPS = (100, 200, 300, 400, 500, 600)
 
@@ -142,6 +146,37 @@ def stable_baselines3(folder: Path) -> None:
     (folder / "best_model.zip").write_bytes((folder / "rl_model_300_steps.zip").read_bytes())
 
 
+TORCH = b"ctorch.distributed.checkpoint."
+
+
+def rename(folder: Path, old: bytes, new: bytes) -> None:
+    """Put another class in the metadata of a distributed checkpoint."""
+    metadata = pickle.dumps(pickle.loads((folder / ".metadata").read_bytes()), 2)
+    assert TORCH + old in metadata
+    (folder / ".metadata").write_bytes(metadata.replace(TORCH + old, new))
+
+
+def megatron(folder: Path) -> None:
+    own = b"cmegatron.core.dist_checkpointing.strategies.torch\nMCoreMetadata\n"
+    state = {"optimizer.state.exp_avg.0.weight": torch.ones(8, 4), "0._extra_state/shard_0_1": 7}
+    for step in STEPS:
+        inside = folder / f"iter_{step:07d}"
+        save_distributed({**weights(step), **state}, inside, flat=True)
+        rename(inside, b"metadata\nMetadata\n", own)
+        (inside / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+        torch.save({"args": Namespace(lr=0.1), "iteration": step}, inside / "common.pt")
+    (folder / "latest_checkpointed_iteration.txt").write_text(f"{STEPS[-1]}")
+
+
+def olmo_core(folder: Path) -> None:
+    own = b"colmo_core.distributed.checkpoint.filesystem\n_StorageInfo\n"
+    for step in STEPS:
+        content = {"model": weights(step), "optim": {"0.weight.exp_avg": torch.ones(8, 4)}}
+        inside = save_distributed(content, folder / f"step{step}" / "model_and_optim")
+        rename(inside, b"filesystem\n_StorageInfo\n", own)
+        (inside.parent / "config.json").write_text("{}")
+
+
 def load(path: Path) -> Any:
     """Load as the toolkits do, pickled objects and all."""
     return torch.load(path, map_location="cpu", weights_only=False)
@@ -185,6 +220,30 @@ def read_stable_baselines3(path: Path) -> dict[str, Tensor]:
         return torch.load(archive.open("policy.pth"), weights_only=True)  # type: ignore[no-any-return]
 
 
+def load_distributed(folder: Path, *keys: str) -> Any:
+    from torch.distributed import checkpoint
+
+    state: dict[str, Any] = {name: torch.zeros_like(one) for name, one in weights(0).items()}
+    content = dict.fromkeys(keys, state) or state
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group
+        checkpoint.load(content, checkpoint_id=folder, no_dist=True)
+    return state
+
+
+def read_megatron(path: Path) -> dict[str, Tensor]:
+    assert load(path / "common.pt") == {"args": Namespace(lr=0.1), "iteration": STEPS[-1]}
+    assert (path / "metadata.json").exists()
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    assert metadata.state_dict_metadata.keys() == {*weights(0), "0._extra_state/shard_0_1"}
+    return load_distributed(path)  # type: ignore[no-any-return]
+
+
+def read_olmo_core(path: Path) -> dict[str, Tensor]:
+    assert (path / "config.json").exists()
+    return load_distributed(path / "model_and_optim", "model")  # type: ignore[no-any-return]
+
+
 # toolkit → how its run is made, the suffix of its files, and how they are read
 RUNS: dict[str, tuple[Callable[[Path], None], str, Callable[[Path], dict[str, Tensor]]]] = {
     "fairseq": (fairseq, ".pt", read_fairseq),
@@ -193,5 +252,7 @@ RUNS: dict[str, tuple[Callable[[Path], None], str, Callable[[Path], dict[str, Te
     "OpenNMT-py": (opennmt, ".pt", read_opennmt),
     "NeMo": (nemo, ".nemo", read_nemo),
     "NeMo, packed": (partial(nemo, mode="w:gz"), ".nemo", read_nemo),
+    "Megatron-Core": (megatron, "", read_megatron),
+    "OLMo-core": (olmo_core, "", read_olmo_core),
     "stable-baselines3": (stable_baselines3, ".zip", read_stable_baselines3),
 }
