@@ -80,10 +80,14 @@ class ScoredRun:
 
     def write(self, coefficients: Sequence[float], path: Path) -> None:
         """Write an average as the output will be."""
-        form = self.outputs.form
+        form, average = self.outputs.form, self.average(coefficients)
+        if form == "file":
+            with path.open("wb") as file:
+                average.write(file)
+            return
         if form in ("folder", "dcp"):
             path.mkdir()
-        layouts.fill(path, self.average(coefficients), form, self.outputs.shard_size)
+        layouts.fill(path, average, form, self.outputs.shard_size)
 
 
 def run_scored(
@@ -204,7 +208,7 @@ def run_scored(
 def _outputs(config: Config, force: bool, stdout: IO[bytes] | None, newest: Checkpoint) -> Outputs:
     """Decide where the average goes; without a name it gets the checkpoints' own format."""
     outputs = decide_outputs(config, force, stdout, newest)
-    if outputs.wanted is None or newest.kind != "torch":
+    if outputs.wanted is None or newest.kind != "torch" or outputs.form != "file":
         return outputs
     wanted = outputs.wanted.with_suffix(newest.path.suffix)
     return replace(outputs, average=wanted, wanted=wanted, form="torch")

@@ -142,6 +142,8 @@ class _Windows:
         contest, (n, after), k = self._contest, window, self._contest.k
         end = k - after
         average = by_steps(mean_of(range(end - n, end), k), contest.problem.counts)
+        if (known := contest.baselines.get(tuple(average))) is not None:
+            return contest.enter(known.name, known.K, average)
         if n == 1:
             return contest.enter(contest.problem.name_of(end - 1), None, average)
         name = "latest" if after == 0 else contest.problem.name_of(end - n, end - 1)

@@ -93,6 +93,40 @@ def test_the_command_says_of_the_output_what_the_report_says(sewa):
     assert json.loads(found.out)["files"][0]["metrics"] == {"wer": best}
 
 
+@pytest.mark.parametrize(
+    ("run", "output", "inside"),
+    [
+        ("loop", "best.safetensors", ""),
+        ("transformers", "best", "/model.safetensors"),
+        pytest.param("sharded", "best", "", marks=pytest.mark.breadth),
+        pytest.param("peft", "best", "", marks=pytest.mark.breadth),
+        pytest.param("fsdp", "best", "", marks=pytest.mark.breadth),
+        pytest.param("lightning", "best.ckpt", "", marks=pytest.mark.breadth),
+    ],
+)
+def test_what_is_scored_has_the_bytes_of_what_is_written(frozen, sewa, run, output, inside):
+    """In each form: file, folder, shards, adapter, what a trainer loads."""
+    frozen(run)
+    Path("see.py").write_text(
+        "import hashlib, pathlib, sys\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "files = [path] if path.is_file() else sorted(path.rglob('*'))\n"
+        "files = [one for one in files if one.is_file() and one.suffix not in ('.md', '.json')]\n"
+        "found = hashlib.sha256(b''.join(one.read_bytes() for one in files)).hexdigest()\n"
+        "print('size', int(found[:6], 16))\n"
+    )
+    command = f"{PYTHON} see.py {{checkpoint}}{inside}"
+    flags = ("--score", command, "--metric", "-size")
+    ended = sewa("select", "run", *flags, "--budget", 6, "-o", output)
+    assert ended.code == 0, ended.err
+    report = Path(output, "sewa.report.json")
+    report = report if report.exists() else Path(output).with_suffix(".report.json")
+    contest = finding(json.loads(report.read_text()), "contest")
+    best = next(iter(contest["scores"].values()))["selection"]
+    [again] = json.loads(sewa("evaluate", output, *flags, "--json").out)["files"]
+    assert again["metrics"] == {"size": best}
+
+
 @pytest.mark.usefixtures("exp")
 def test_records_are_units_that_are_held_back(sewa):
     """All of a call's records are known after it: held-out scores cost no further calls."""
