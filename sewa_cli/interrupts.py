@@ -6,9 +6,11 @@ Python itself starts, before the first line of ours, is Python's to answer.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ NUMBERS = [
     for name in ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
     if hasattr(signal, name)
 ]
+SOON = 0.05  # seconds
 _came = False
 _number = 0  # of the signal
 _hooks = sys.excepthook, sys.unraisablehook  # before it came
@@ -72,6 +75,9 @@ def _end(number: int, _frame: FrameType | None) -> None:
     frame: FrameType | None = sys._getframe()  # it may be called later than the signal came
     while frame is not None:
         if frame.f_code is work.__code__:
+            if _is_importing_torch():  # whose C++ aborts where Python raises
+                _thread.start_new_thread(_send_again, (number,))
+                return
             raise KeyboardInterrupt
         frame = frame.f_back
     try:
@@ -79,6 +85,16 @@ def _end(number: int, _frame: FrameType | None) -> None:
             os.write(2, f"{LINE}\n".encode())
     finally:  # whether anybody hears it or not
         os._exit(CODE if _decided is None else _decided)
+
+
+def _is_importing_torch() -> bool:
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+def _send_again(number: int) -> None:
+    time.sleep(SOON)
+    _thread.interrupt_main(signal.Signals(number))
 
 
 def _say_nothing(*_: object) -> None: ...

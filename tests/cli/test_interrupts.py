@@ -121,6 +121,27 @@ def test_an_interrupt_that_an_import_turns_into_its_own_error_is_an_interrupt(na
     assert not Path("out.safetensors").exists()
 
 
+def test_an_interrupt_while_torch_is_imported_waits_for_its_end():
+    """An exception in the midst of it would be raised through C++, which aborts."""
+    Path("torch.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.2)\nwhole = 1\n"
+    )
+    code = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from sewa_cli import interrupts\n"
+        "interrupts.catch()\n"
+        "def work():\n"
+        "    import torch, time\n"
+        "    for _ in range(500): time.sleep(0.01)\n"
+        "try:\n    interrupts.work(work)\n"
+        "except KeyboardInterrupt:\n    print(sys.modules['torch'].whole)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("1\n", "")
+
+
 @ALL
 def test_an_interrupt_that_the_users_code_swallows_still_ends_the_run(name):
     swallow = (
