@@ -36,9 +36,9 @@ def unit_scores(
 
 @lru_cache(maxsize=256)  # the same averages are compared again and again
 def _jackknifed(found: Sequence[float | Sums], corpus: Callable[[Sums], float]) -> Tensor:
-    """By how much the score of all changes without the unit, n − 1 times that, around it.
+    """Return n − 1 times the change of the score of all without each unit, around that score.
 
-    So the spread of what is returned is that of the score (the jackknife), and its mean the score.
+    The spread of these is that of the score (the jackknife), and their mean is the score.
     """
     known = [place for place, one in enumerate(found) if isinstance(one, tuple)]
     scores = torch.full((len(found),), nan, dtype=torch.float64)

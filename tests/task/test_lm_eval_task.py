@@ -34,7 +34,7 @@ def work(once, tmp_path, monkeypatch):
     return tmp_path / "work"
 
 
-def by_the_harness(folder, *tasks, **options):
+def by_the_harness(folder, *tasks, names=("acc", "acc_norm"), **options):
     """Return what the harness itself finds in a folder, from its files."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -50,7 +50,6 @@ def by_the_harness(folder, *tasks, **options):
         **settings,
         **options,
     )["results"]
-    names = ("acc", "acc_norm")
     return {task: {name: found[task][f"{name},none"] for name in names} for task in tasks}
 
 
@@ -166,3 +165,27 @@ def test_a_task_that_there_is_not_is_named():
     args = {"tasks": ["largst"], "include_path": "tasks", "model": NEWEST}
     with pytest.raises(ConfigError, match="lm-eval has no largst; did you mean largest"):
         load_task("lm-eval", args)
+
+
+@pytest.mark.breadth
+def test_a_perplexity_is_that_of_all_documents_together(work, sewa):
+    (work / "tasks" / "rolling.yaml").write_text(ROLLING)
+    args = "{tasks: [rolling], include_path: tasks}"
+    (work / "sewa.yaml").write_text(f"task: lm-eval\nargs: {args}\ncheckpoints: ckpts/\n")
+    ended = sewa("evaluate", NEWEST, "--json")
+    assert ended.code == 0, ended.err
+    assert "%|" not in ended.err
+    [file] = json.loads(ended.out)["files"]
+    found = by_the_harness(NEWEST, "rolling", names=("word_perplexity", "bits_per_byte"))["rolling"]
+    assert file["metrics"] == pytest.approx(found, rel=1e-6)
+
+
+ROLLING = """\
+include: largest.yaml
+task: rolling
+output_type: loglikelihood_rolling
+doc_to_choice: null
+doc_to_text: ""
+doc_to_target: "{{question}}"
+metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]
+"""

@@ -31,11 +31,14 @@ from sewa_cli.task.ready.folder import Dtype, Source, find_folders, has_config
 from sewa_cli.text import did_you_mean
 
 Document = tuple[str, int, str]  # its task, its number, and a hash of what is asked and wanted
-MEAN = "mean"  # how the harness makes one number of those of all documents
+# how the harness makes one number of those of all documents
+MEAN = "mean"
+PERPLEXITY = "perplexity"  # exp(−mean)
+OF_PAIRS = ("weighted_perplexity", "bits_per_byte")  # of log-likelihoods and numbers of words
 
 
 class HarnessArgs(Settings):
-    """What the harness evaluates, by its own names."""
+    """Names what the harness evaluates and how."""
 
     tasks: Annotated[list[str], Field(min_length=1)]
     heldout: list[str] = Field(default_factory=list)
@@ -86,7 +89,10 @@ class Harness:
         self._tasks: dict[str, Any] = {}
         self._several = False
         self._requests: dict[tuple[str, int], list[Any]] = {}
-        self.functions: dict[str, Callable[..., Any]] = {"scores": self.scores}
+        self.functions: dict[str, Callable[..., Any]] = {
+            "scores": self.scores,
+            "corpus": self.corpus,
+        }
         with _quiet():
             manager = _manager(args)
             for function, named in (("score_parts", args.tasks), ("heldout_parts", args.heldout)):
@@ -97,7 +103,7 @@ class Harness:
                     self.functions[function] = partial(list, [*self._documents(tasks)])
 
     @torch.inference_mode()
-    def scores(self, model: nn.Module, parts: Sequence[Document]) -> list[dict[str, float]]:
+    def scores(self, model: nn.Module, parts: Sequence[Document]) -> list[dict[str, Any]]:
         """Return the metrics of each document, by the harness's names."""
         asked = [one for task, number, _ in parts for one in self._requests[task, number]]
         by_kind: dict[str, list[Any]] = defaultdict(list)
@@ -113,15 +119,28 @@ class Harness:
             self._tasks[name].apply_filters()
         return [self._judged(*part) for part in parts]
 
-    def _judged(self, name: str, number: int, _: str) -> dict[str, float]:
+    def corpus(self, name: str, sums: Sequence[float]) -> float:
+        metric = name.rpartition("/")[2].partition(",")[0]
+        ways = (task.aggregation().get(metric) for task in self._tasks.values())
+        make = next(way for way in ways if way is not None)
+        found: float = make([sums[0] / sums[1] if make.__name__ == PERPLEXITY else sums])
+        return found
+
+    def _judged(self, name: str, number: int, _: str) -> dict[str, Any]:
         task, requests = self._tasks[name], self._requests[name, number]
-        found, filters = {}, list(requests[0].filtered_resps)
+        found: dict[str, Any] = {}
+        filters = list(requests[0].filtered_resps)
         for chosen in filters:
             answers = [request.filtered_resps[chosen] for request in requests]
             for metric, value in task.process_results(requests[0].doc, answers).items():
-                how = task.aggregation().get(metric)
-                if how is None or how.__name__ == MEAN:
-                    found[metric if len(filters) == 1 else f"{metric},{chosen}"] = value
+                name_here = metric if len(filters) == 1 else f"{metric},{chosen}"
+                how = getattr(task.aggregation().get(metric), "__name__", MEAN)
+                if how == MEAN:
+                    found[name_here] = value
+                elif how == PERPLEXITY:
+                    found[name_here] = [value, 1]
+                elif how in OF_PAIRS:
+                    found[name_here] = [*value]
         if self._several:
             found |= {f"{name}/{metric}": value for metric, value in found.items()}
         return found
