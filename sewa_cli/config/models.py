@@ -131,7 +131,7 @@ class ObjectiveConfig(Settings):
     goal: Goal | None = Field(None, description="null: by the metric's name, or else max")
     incumbent: str | None = Field(
         None,
-        description="the method to beat, one that needs no loss; null: the choice by the "
+        description="the method to beat; it needs no loss. null: the choice by the "
         "loss, else the better of last and the best baseline",
     )
     budget: Effort = Field(500, description="evaluations of parts, or a time, 10m")
