@@ -108,7 +108,7 @@ quality: data
 
 # the site in docs-site/
 docs: $(VENV)/.tests
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # the pictures in the README and the example of a page, from a fresh demo
 picture: $(VENV)/.tests
