@@ -6,14 +6,12 @@ import json
 from glob import has_magic
 from pathlib import Path
 
-from sewa_cli import checkpoints
+from sewa_cli import checkpoints, mirrors
 from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.checkpoints.means import choose, with_running
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
-from sewa_cli.remote.scratch import local_paths
-from sewa_cli.remote.streamed import settle
 from sewa_cli.text import did_you_mean, is_utf8
 
 
@@ -23,7 +21,11 @@ def open_named(
     """Open all checkpoints that the user named, in the order given; only headers are read."""
     if not config.checkpoints:
         raise ConfigError("no checkpoints named: give a folder, or `checkpoints:` in sewa.yaml")
-    given = local_paths(config)
+    given = config.checkpoints
+    if config.revisions is not None or any(map(mirrors.url_of, given)):
+        from sewa_cli.remote.scratch import local_paths
+
+        given = local_paths(config)
     for path in given:
         if str(path) != STDOUT:
             _check_there(path, config)
@@ -76,7 +78,12 @@ def open_candidates(
     kept, source = choose(checkpoints.narrow(ordered, *span), config.source, events.say)
     if source != "snapshots":
         config = config.model_copy(update={"source": source})
-    return settle(check_alike(kept)), found, config
+    kept = check_alike(kept)
+    if mirrors.OPEN:
+        from sewa_cli.remote.streamed import settle
+
+        kept = settle(kept)
+    return kept, found, config
 
 
 def open_newest(config: Config, as_given: bool = False) -> Checkpoint:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
+Sums = tuple[float, ...]  # what a unit adds to a score that is made of sums
 Goal = Literal["max", "min"]
 Scores = TypeVar("Scores", float, "Tensor")
 

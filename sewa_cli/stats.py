@@ -15,13 +15,12 @@ from math import exp, inf, log, nan
 import torch
 from torch import Tensor
 
-from sewa_cli.direction import Goal
+from sewa_cli.direction import Goal, Sums
 from sewa_cli.report.shared import Interval
 from sewa_cli.text import finite
 
 LEVEL = 0.95
 FEWEST_UNITS = 20  # with fewer units than this, resampling them says too little
-Sums = tuple[float, ...]  # what a unit adds to a score that is made of sums
 ROUNDING = 1e-7  # of the loss: what float32 outputs do not tell apart
 
 

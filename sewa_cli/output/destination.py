@@ -11,7 +11,7 @@ from typing import IO, TypeVar
 
 from pydantic import BaseModel
 
-from sewa_cli import ranks
+from sewa_cli import mirrors, ranks
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.checkpoints.checkpoint import MOST_JSON, REPORT
 from sewa_cli.config import STDOUT, Config
@@ -173,7 +173,9 @@ def decide_outputs(
         raise ConfigError(f"report: {url}: is next to the output there; leave out --report")
     if str(config.report) == STDOUT:
         raise ConfigError("report: - is not a file; --json prints the report")
-    named: Path | IO[bytes] | None = place_output(config) if config.output else None
+    named: Path | IO[bytes] | None = Path(config.output) if config.output else None
+    if config.output is not None and url_of(config.output):
+        named = place_output(config)
     if config.output == STDOUT:
         named = stdout
         if stdout is None or config.output_format == "dcp":
@@ -281,4 +283,5 @@ def _publish(made: Path, report: BaseModel | None, outputs: Outputs) -> None:
             with as_output_error(beside):
                 publish(text, beside, outputs.force)
     is_beside = report is not None and beside is not None
-    upload(Path(outputs.named), beside if is_beside else None, outputs.force)
+    if mirrors.OPEN:
+        upload(Path(outputs.named), beside if is_beside else None, outputs.force)

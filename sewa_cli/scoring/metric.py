@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.config import Config
-from sewa_cli.direction import Criterion
+from sewa_cli.direction import Criterion, Sums
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events, Planned
 from sewa_cli.extensions import make_solver
@@ -40,7 +40,7 @@ from sewa_cli.scoring.workers import InProcess, Workers
 from sewa_cli.settings import AUTO, USUAL, seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
 from sewa_cli.solvers.board import REPORTED, Answer, Asked, Average, Board, Failed
-from sewa_cli.stats import Sums, unit_scores
+from sewa_cli.stats import unit_scores
 from sewa_cli.task.scoring import METRICS, Corpus, Score, Scoring, Value
 
 AT_ONCE = 8  # parts in a call of scores()

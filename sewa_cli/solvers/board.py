@@ -16,10 +16,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sewa_cli import interrupts
-from sewa_cli.direction import Criterion
+from sewa_cli.direction import Criterion, Sums
 from sewa_cli.errors import TaskError
 from sewa_cli.events import Events
-from sewa_cli.stats import Sums, unit_scores
+from sewa_cli.stats import unit_scores
 
 Average = tuple[float, ...]  # coefficients; the key of everything here
 REPORTED = 3  # failures that are reported one by one

@@ -22,8 +22,8 @@ from itertools import islice
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from sewa_cli.direction import Sums
 from sewa_cli.errors import ConfigError, TaskError
-from sewa_cli.stats import Sums
 from sewa_cli.task.fence import user_code
 from sewa_cli.text import few
 
