@@ -48,7 +48,7 @@ SHOWN = 4  # averages that are scored on held-out parts, or fewer where some are
 
 
 class Judge(Protocol):
-    """What scores averages on parts: the task's functions, or a command.
+    """Scores averages on parts, by the task's functions or by a command.
 
     weights     what each part counts in a mean
     whole       a call has all parts, and is one evaluation

@@ -262,6 +262,8 @@ class Board:
     @property
     def bad(self) -> set[int]:
         """Return parts that fail for all averages that were asked on them, and for several."""
+        if self.whole:  # it is the call that fails
+            return set()
         return {
             part for part, who in self._failed.items() if part not in self._scored and len(who) > 1
         }
