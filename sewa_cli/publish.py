@@ -127,7 +127,7 @@ def publish(made: Path, target: Path, force: bool) -> None:
 
 def sync(path: Path) -> None:
     """Flush a file, or a folder and the files inside, to the disk."""
-    for file in path.iterdir() if path.is_dir() else ():
+    for file in path.rglob("*") if path.is_dir() else ():
         _flush(file)
     _flush(path)
 

@@ -25,7 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from sewa_cli.checkpoints import adapters, archives, means, pytorch, toolkits
+from sewa_cli.checkpoints import adapters, archives, means, modules, pytorch, toolkits
 from sewa_cli.checkpoints.checkpoint import (
     REPORT,
     WRITTEN_BY,
@@ -75,7 +75,7 @@ _NOT_WEIGHTS = re.compile(
 _SHARD = re.compile(r".*-\d{5,}-of-\d{5,}\.(safetensors|bin)")
 _FINAL = {MODEL, MODEL + INDEX, MODEL_BIN, MODEL_BIN + INDEX, adapters.WEIGHTS}
 MOST_NAMES = 64 * MIB  # of paths on standard input
-_PLACES = ("checkpoints", "checkpoint", "lightning_logs/version_*/checkpoints")
+_PLACES = ("checkpoints", "checkpoint", "save", "lightning_logs/version_*/checkpoints")
 
 
 def _ignore(_: str) -> None: ...
@@ -259,6 +259,8 @@ def _checkpoints_in(folder: Path, notes: list[str], exclude: Sequence[str] = ())
     entries = _without(_entries(folder), exclude)
     folders = _folders([p for p in entries if p.is_dir() and p.name not in (FSDP, OLMO)])
     files = _files([p for p in entries if p.is_file()])
+    if any((p / modules.SPEECHBRAIN).is_file() for p in folders):
+        files = []  # models that it began with
     if toolkit := toolkits.of_run(files, pytorch.mentions):
         own = [p for p in files if re.fullmatch(toolkit.files, p.name)]
         if others := [p.name for p in files if p not in own and not _is_ours(p)]:
@@ -296,7 +298,10 @@ def _folders(entries: Sequence[Path]) -> list[Path]:
 def _is_run(folder: Path) -> bool:
     """A folder of numbered checkpoints is another run, not a checkpoint of this one."""
     inside = [p for p in _entries(folder) if p.is_dir() and p.name not in (FSDP, OLMO)]
-    return any(step_in(p) is not None and weights_in(p) is not None for p in inside)
+    is_whole = (folder / modules.SENTENCES).is_file()  # its folders are modules
+    return not is_whole and any(
+        step_in(p) is not None and weights_in(p) is not None for p in inside
+    )
 
 
 def _has_checkpoints(folder: Path) -> bool:
@@ -357,9 +362,12 @@ def _is_ours(path: Path) -> bool:
     if kind_of(path) == "distributed":
         return (path / REPORT).exists()
     try:
-        weights = [p for p in files_of(path) if p.suffix == SUFFIX]
+        files = files_of(path)
     except SewaError:
         return False  # reported when it is opened
+    if (path / modules.SPEECHBRAIN).is_file():
+        return pytorch.mentions(files[-1], WRITTEN_BY)
+    weights = [p for p in files if p.suffix == SUFFIX]
     return bool(weights) and is_ours(weights[0], WRITTEN_BY)
 
 

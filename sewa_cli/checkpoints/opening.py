@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sewa_cli.checkpoints import adapters, distributed, means, pytorch
+from sewa_cli.checkpoints import adapters, distributed, means, modules, pytorch
 from sewa_cli.checkpoints import safetensors as tensor_files
 from sewa_cli.checkpoints.checkpoint import (
     Checkpoint,
@@ -32,10 +32,12 @@ FOLDER_WEIGHTS: dict[str, Kind] = {
     f"{FSDP}/{distributed.METADATA}": "distributed",
     f"{OLMO}/{distributed.METADATA}": "distributed",
     adapters.WEIGHTS: "adapter",
+    modules.SPEECHBRAIN: "folder",
     MODEL: "folder",
     MODEL + tensor_files.INDEX: "folder",
     MODEL_BIN: "folder",
     MODEL_BIN + tensor_files.INDEX: "folder",
+    modules.SENTENCES: "folder",
 }
 
 
@@ -119,6 +121,8 @@ def _read_header(path: Path, weights: Path, state_key: str | None) -> Header:
         return distributed.open_folder(weights.parent, state_key)
     if weights.name == adapters.WEIGHTS and path.is_dir():
         adapters.read_config(path)  # now, not when the average is written
+    if path.is_dir() and modules.parts_of(path):
+        return modules.open_folder(path)
     if weights.name == MODEL_BIN + tensor_files.INDEX:
         return pytorch.open_set(weights, state_key)
     if weights.name.endswith(tensor_files.INDEX):
@@ -142,6 +146,8 @@ def files_of(path: Path) -> tuple[Path, ...]:
     weights = (weights_in(path) or path) if path.is_dir() else path
     if weights.name == distributed.METADATA:
         return distributed.files_in(weights.parent)
+    if path.is_dir() and modules.parts_of(path):
+        return modules.files_of(path)
     if weights.name.endswith(tensor_files.INDEX):
         return (weights, *tensor_files.shards_of(tensor_files.read_index(weights)))
     return (weights,)

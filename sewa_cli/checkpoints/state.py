@@ -48,7 +48,7 @@ class State:
         toolkit = toolkits.of_content(self.content)
         kept_keys = toolkit.kept if toolkit else ()
         gone = {way for way, why in self.left.items() if why in ("training", "copy", "unnamed")}
-        gone |= {(key,) for key, value in items(self.content) if _is_training(key, value)}
+        gone |= {(key,) for key, value in items(self.content) if is_training(key, value)}
         gone -= {(key,) for key in kept_keys}
 
         def fill(value: Any, way: Way) -> Any:
@@ -187,7 +187,7 @@ def _sort(
                 left[way] = "number"
         elif isinstance(value, Inert):
             left[way] = "other"
-        elif way and _is_training(way[-1], value):
+        elif way and is_training(way[-1], value):
             left[way] = "training"
         elif way and _has_word(way[-1], _COPY) and not copies:
             left[way] = "copy"
@@ -229,11 +229,11 @@ def _is_state(value: Any, way: Way, tree: _Tree, is_weight: Callable[[Any], bool
     if len(children) == 1 and not tree.is_tensor(children[0]):
         return False  # the state dict is deeper
     keys = {key for inside, _ in leaves for key in inside[len(way) : -1]}
-    has_other_state = any(_is_training(key, None) or _has_word(key, _COPY) for key in keys)
+    has_other_state = any(is_training(key, None) or _has_word(key, _COPY) for key in keys)
     return not has_other_state and any(is_weight(leaf) for _, leaf in leaves)
 
 
-def _is_training(key: Any, value: Any) -> bool:
+def is_training(key: Any, value: Any) -> bool:
     has_groups = isinstance(value, dict) and "param_groups" in value
     return has_groups or _has_word(key, _TRAINING)
 

@@ -9,6 +9,8 @@ import json
 import shutil
 import warnings
 from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatch
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +24,7 @@ from sewa_cli.checkpoints import (
     distributed,
     files_of,
     inert,
+    modules,
     pytorch,
 )
 from sewa_cli.checkpoints.adapters import CONFIG as ADAPTER_CONFIG
@@ -55,6 +58,10 @@ BESIDE = (
     "*.py",  # the model's own code, which config.json may name
 )
 MEGATRON = "metadata.json"  # next to .metadata in Megatron-Core's checkpoints
+_OF_TRAINING = (
+    *("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*", "training_args.bin"),
+    *("trainer_state.json", CARD, REPORT),
+)
 _BESIDE_DISTRIBUTED = ("common.pt", MEGATRON, "config.json", ".metadata.json")
 _WRITTEN = (*BESIDE, CARD, REPORT)
 _SUFFIXES = (SUFFIX, *(suffix for suffix in pytorch.SUFFIXES if suffix not in archives.WEIGHTS))
@@ -88,7 +95,8 @@ def default_suffix(like: Checkpoint) -> str:
 
 def shard_size_of(asked: int | None, form: Form, like: Checkpoint) -> int | None:
     """Return the most bytes of a file; a run of sharded checkpoints gets a sharded average."""
-    if asked is not None and (form != "folder" or like.kind == "adapter"):
+    is_whole = form != "folder" or like.kind == "adapter" or bool(modules.parts_of(like.path))
+    if asked is not None and is_whole:
         raise ConfigError(
             "--shard-size: splits the weights of a folder; name one with --output, without "
             f"{SUFFIX}. Adapters, PyTorch files and distributed checkpoints are never split"
@@ -103,9 +111,11 @@ def folder_is_ours(folder: Path) -> bool:
     """Whether --force may replace it: an average of ours, and nothing else is in it."""
     try:
         weights = [file for file in files_of(folder) if file.suffix == SUFFIX]
-        inside = list(folder.iterdir())
+        inside, parts = list(folder.iterdir()), modules.parts_of(folder).values()
     except (SewaError, OSError):
         return False
+    if parts:
+        return all(is_ours(p, WRITTEN_BY) or pytorch.mentions(p, WRITTEN_BY) for p in parts)
     return bool(weights) and all(
         is_ours(path, WRITTEN_BY)
         if path.suffix == SUFFIX
@@ -117,18 +127,23 @@ def folder_is_ours(folder: Path) -> bool:
 
 def fill(made: Path, average: Average, form: Form, shard_size: int | None) -> None:
     """Write an average into an empty folder, or into a file of a trainer's own form."""
+    newest = average.sources[-1]
+    parts = modules.parts_of(newest.path) if form == "folder" else {}
     if form == "dcp":
         _fill_distributed(made, average)
+    elif parts:
+        _fill_parts(made, average, parts)
     elif form == "folder":
         _fill_folder(made, average, shard_size)
     else:
+        like = newest.path if newest.kind == "torch" else None
         with made.open("wb") as file:
             if form == "torch":
-                _write_torch(average, file)
+                _write_torch(average, file, like)
             else:
                 weights = BytesIO()
-                _write_torch(average, weights)
-                archives.rewrite(average.sources[-1].path, weights.getvalue(), file)
+                _write_torch(average, weights, like)
+                archives.rewrite(newest.path, weights.getvalue(), file)
 
 
 def _fill_folder(folder: Path, average: Average, shard_size: int | None) -> None:
@@ -149,12 +164,36 @@ def _fill_folder(folder: Path, average: Average, shard_size: int | None) -> None
         text = json.dumps(index, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
         (folder / (weights + INDEX)).write_bytes(text.encode())
     for source in _beside(newest):
-        bring(source)
-        target = folder / source.name
-        if source.name == "config.json" and average.dtype is not None:
-            target.write_bytes(_with_dtype(source, average.dtype))
-        else:
-            shutil.copyfile(source, target)
+        _copy(source, folder / source.name, average.dtype)
+
+
+def _copy(source: Path, target: Path, dtype: str | None) -> None:
+    bring(source)
+    if source.name == "config.json" and dtype is not None:
+        target.write_bytes(_with_dtype(source, dtype))
+    else:
+        shutil.copyfile(source, target)
+
+
+def _fill_parts(folder: Path, average: Average, parts: Mapping[str, Path]) -> None:
+    """Write weights in several files; copy what else is in the newest checkpoint's folder."""
+    newest = average.sources[-1]
+    targets = {path: folder / path.relative_to(newest.path) for path in parts.values()}
+    for source in sorted(newest.path.rglob("*")):
+        is_left = source in targets or any(fnmatch(source.name, one) for one in _OF_TRAINING)
+        if source.is_file() and not is_left:
+            _check_link(source, newest.path)
+            target = folder / source.relative_to(newest.path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy(source, target, average.dtype)
+    for prefix, path in parts.items():
+        targets[path].parent.mkdir(parents=True, exist_ok=True)
+        cut = len(prefix)
+        own = {name[cut:]: one for name, one in average.names.items() if name.startswith(prefix)}
+        replaced = {n[cut:]: one for n, one in average.replaced.items() if n.startswith(prefix)}
+        part = replace(average, names=own, replaced=replaced)
+        with targets[path].open("wb") as file:
+            part.write(file) if path.suffix == SUFFIX else _write_torch(part, file, path)
 
 
 def _fill_distributed(folder: Path, average: Average) -> None:
@@ -182,8 +221,9 @@ def _fill_distributed(folder: Path, average: Average) -> None:
     content = state if newest.groups or is_megatrons else {"model": state}
     place = folder / OLMO if (newest.path / OLMO).is_dir() else folder
     for name in _BESIDE_DISTRIBUTED if newest.path.is_dir() else ():
-        if (source := newest.path / name).is_file() and not source.is_symlink():
-            shutil.copyfile(source, folder / name)
+        if (source := newest.path / name).is_file():
+            _check_link(source, newest.path)
+            _copy(source, folder / name, None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that one process saves, as it should
         writer, planner = FileSystemWriter(place), Planner(flatten_state_dict=not is_megatrons)
@@ -203,13 +243,19 @@ def _beside(newest: Checkpoint) -> list[Path]:
             if path.is_file() and is_wanted and (place == folder or path.suffix != ".py"):
                 found[path.name] = path
     for path in found.values():
-        # a stranger's checkpoint would take along whatever file of ours it names; but in the
-        # cache of the Hugging Face hub every file is a link
-        place, run = real(path), real(folder).parent
-        is_cached = run.name == "snapshots" and run.parent / "blobs" in place.parents
-        if run not in place.parents and not is_cached and mirror_of(path) is None:
-            raise CheckpointError(f"{path}: is a link out of its run; put the file itself there")
+        _check_link(path, folder)
     return list(found.values())
+
+
+def _check_link(path: Path, folder: Path) -> None:
+    """Refuse what a stranger's checkpoint would take along of ours by a link.
+
+    In the cache of the Hugging Face hub every file is a link.
+    """
+    place, run = real(path), real(folder).parent
+    is_cached = run.name == "snapshots" and run.parent / "blobs" in place.parents
+    if run not in place.parents and not is_cached and mirror_of(path) is None:
+        raise CheckpointError(f"{path}: is a link out of its run; put the file itself there")
 
 
 def check_beside(like: Checkpoint, dtype: str | None) -> None:
@@ -229,20 +275,19 @@ def _with_dtype(path: Path, dtype: str) -> bytes:
     return (json.dumps(config, indent=2) + "\n").encode()
 
 
-def _write_torch(average: Average, file: IO[bytes]) -> None:
+def _write_torch(average: Average, file: IO[bytes], like: Path | None = None) -> None:
     """A PyTorch file; the whole average is held in memory for it.
 
-    Of PyTorch sources, everything else that the newest holds is taken along (hyper-parameters,
-    versions), but for the state of the training and copies of the weights.
+    Everything else that the file `like` holds is taken along (hyper-parameters, versions), but for
+    the state of the training and copies of the weights.
     """
     import torch
 
     tensors = dict(average.tensors())
     content: Any = tensors
-    newest = average.sources[-1]
-    if newest.kind == "torch":
-        original = pytorch.load(newest.path)
-        content = pytorch.find_state(newest.path, original, average.state_key).filled(tensors)
+    if like is not None:
+        state = pytorch.find_state(like, pytorch.load(like), average.state_key)
+        content = state.filled(tensors)
     about = {"sewa": dict(average.metadata)}
     if content.keys() - tensors.keys():
         content.update(about)
@@ -253,7 +298,7 @@ def _write_torch(average: Average, file: IO[bytes]) -> None:
         torch.save(content, file, pickle_module=inert)
     except RecursionError:
         raise CheckpointError(
-            f"{newest.path}: is nested too deeply to be written again; write a {SUFFIX} file"
+            f"{like}: is nested too deeply to be written again; write a {SUFFIX} file"
         ) from None
     except RuntimeError as error:  # its writer has words of its own for a full disk
         if isinstance(error.__context__, OSError):

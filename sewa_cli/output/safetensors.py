@@ -144,7 +144,8 @@ def _sha256(path: Path) -> str:
 def hashes_of(made: Path, output: str) -> list[OutputFile]:
     """Hash the files of an output; their paths begin with the name that it will have."""
     name = Path(output).name
-    paths = sorted(made.iterdir()) if made.is_dir() else [made]
+    inside = (path for path in made.rglob("*") if path.is_file())
+    paths = sorted(inside) if made.is_dir() else [made]
     with ThreadPoolExecutor(thread_count()) as pool:
         hashes = list(pool.map(lambda path: sha256_of([path], path), paths))
     return [

@@ -230,3 +230,11 @@ def test_an_adapter_whose_factors_have_no_product_is_refused(tmp_path, sewa, a, 
         (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}')
     words = "q.lora_A.weight, F32"
     check_refused(sewa, tmp_path, words, "average", tmp_path / "run", "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", ['[{"path": ".."}]', '[{"path": "/etc"}]', "[{", DEEP])
+def test_modules_of_another_folder_are_refused(tmp_path, sewa, content):
+    for step in (1, 2):
+        inside = save(tmp_path / "run" / f"checkpoint-{step}" / "model.safetensors").parent
+        (inside / "modules.json").write_text(content)
+    check_refused(sewa, tmp_path, "modules.json", "inspect", tmp_path / "run")

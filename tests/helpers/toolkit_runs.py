@@ -18,6 +18,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers.saved import save_distributed
@@ -177,6 +178,41 @@ def olmo_core(folder: Path) -> None:
         (inside.parent / "config.json").write_text("{}")
 
 
+def speechbrain(folder: Path) -> None:
+    for epoch in STEPS:
+        inside = folder / "save" / f"CKPT+2026-11-20+01-{epoch // 100:02d}-00+00"
+        inside.mkdir(parents=True)
+        (inside / "CKPT.yaml").write_text(
+            f"# yamllint disable\nWER: 3.5\nend-of-epoch: true\nunixtime: {epoch + 0.5}\n"
+        )
+        whole = weights(epoch)
+        torch.save({n: one for n, one in whole.items() if n[0] == "0"}, inside / "encoder.ckpt")
+        torch.save({n: one for n, one in whole.items() if n[0] == "1"}, inside / "model.ckpt")
+        torch.save(optimizer(), inside / "optimizer.ckpt")
+        torch.save({"steps": epoch, "losses": []}, inside / "annealing.ckpt")
+        (inside / "counter.ckpt").write_text(str(epoch))
+        (inside / "brain.ckpt").write_text("avg_train_loss: 1.5\n")
+    torch.save({"x": torch.ones(2)}, folder / "save" / "lm.ckpt")
+
+
+def sentence_transformers(folder: Path) -> None:
+    modules = [
+        {"idx": n, "name": str(n), "path": p} for n, p in enumerate(("", "1_Pool", "2_Dense"))
+    ]
+    for step in STEPS:
+        inside = folder / f"checkpoint-{step}"
+        for name in ("1_Pool", "2_Dense"):
+            (inside / name).mkdir(parents=True)
+            (inside / name / "config.json").write_text("{}")
+        (inside / "modules.json").write_text(json.dumps(modules))
+        (inside / "config.json").write_text('{"dtype": "float32"}')
+        (inside / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        whole = weights(step)
+        dense = {"linear." + name[2:]: whole.pop(name) for name in ("1.weight", "1.bias")}
+        save_file(dict(whole), inside / "model.safetensors")
+        save_file(dense, inside / "2_Dense" / "model.safetensors")
+
+
 def load(path: Path) -> Any:
     """Load as the toolkits do, pickled objects and all."""
     return torch.load(path, map_location="cpu", weights_only=False)
@@ -244,6 +280,24 @@ def read_olmo_core(path: Path) -> dict[str, Tensor]:
     return load_distributed(path / "model_and_optim", "model")  # type: ignore[no-any-return]
 
 
+def read_speechbrain(path: Path) -> dict[str, Tensor]:
+    found = {file.stem: file for file in path.glob("*.ckpt")}
+    assert found.keys() == {"encoder", "model", "optimizer", "annealing", "counter", "brain"}
+    assert "unixtime: 600.5" in (path / "CKPT.yaml").read_text()
+    return {**load(found["encoder"]), **load(found["model"])}
+
+
+def read_sentence_transformers(path: Path) -> dict[str, Tensor]:
+    found = {}
+    for module in json.loads((path / "modules.json").read_text()):
+        if (file := path / module["path"] / "model.safetensors").exists():
+            found |= load_file(file)
+        else:
+            assert (file.parent / "config.json").exists()
+    assert not (path / "trainer_state.json").exists()
+    return {name.replace("linear.", "1."): tensor for name, tensor in found.items()}
+
+
 # toolkit → how its run is made, the suffix of its files, and how they are read
 RUNS: dict[str, tuple[Callable[[Path], None], str, Callable[[Path], dict[str, Tensor]]]] = {
     "fairseq": (fairseq, ".pt", read_fairseq),
@@ -252,6 +306,8 @@ RUNS: dict[str, tuple[Callable[[Path], None], str, Callable[[Path], dict[str, Te
     "OpenNMT-py": (opennmt, ".pt", read_opennmt),
     "NeMo": (nemo, ".nemo", read_nemo),
     "NeMo, packed": (partial(nemo, mode="w:gz"), ".nemo", read_nemo),
+    "SpeechBrain": (speechbrain, "", read_speechbrain),
+    "sentence-transformers": (sentence_transformers, "", read_sentence_transformers),
     "Megatron-Core": (megatron, "", read_megatron),
     "OLMo-core": (olmo_core, "", read_olmo_core),
     "stable-baselines3": (stable_baselines3, ".zip", read_stable_baselines3),
