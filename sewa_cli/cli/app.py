@@ -372,7 +372,7 @@ def apply(request: Request, past: Path, rebuilt: str, root: Path | None) -> None
     from sewa_cli.remote.scratch import local_path
     from sewa_cli.report.recipe import read_report
 
-    past = local_path(past)
+    past = local_path(past, beside=True)
     report = read_report(past)
     with request.talk as talk:
         target = request.stdout if rebuilt == STDOUT else Path(rebuilt)

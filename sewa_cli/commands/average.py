@@ -53,8 +53,9 @@ def run_average(
         if is_folder or config.source:
             candidates, _ = choose(with_running(found), config.source, events.say)
         candidates = in_order(candidates) if is_folder else candidates
-        candidates = settle(check_alike(candidates))
+        check_alike(candidates)
         coefficients, method = _checked(weights, len(candidates)), "weights"
+    candidates = settle(candidates, once=True)
     newest = taking_part(candidates, coefficients)[0][-1]
     outputs = decide_outputs(config, force, stdout, newest, always_report=False)
     outputs = outputs.check([*paths_of(found), *protected])

@@ -49,7 +49,7 @@ def run_verify(
     to look for the files in. Faults of files are in what is returned; those of the report are
     raised.
     """
-    events, target = events or Events(), local_path(target)
+    events, target = events or Events(), local_path(target, beside=True)
     named = None if _is_report(target) else _named(target)
     path = target if named is None else _report_of(named)
     report = read_report(path)

@@ -35,6 +35,7 @@ _BY_CONTENT: Final = ("hf:", "s3:", "gs:")  # equal tags are equal bytes
 CONNECTIONS: Final = 8
 BLOCK: Final = 16 * MIB  # that one request fetches
 LEAST: Final = MIB // 4
+PAGE: Final = 4096
 HEAD: Final = 2**16  # the first request for a header, which is rarely longer
 ATTEMPTS: Final = 4
 _SMALL: Final = ("trainer_state.json", "adapter_config.json", ".metadata")  # read to open a folder
@@ -49,7 +50,6 @@ class _Remote:
     place: str
     size: int
     tag: str
-    has_ranges: bool
     head: list[Future[bytes]] = field(default_factory=list)
     whole: list[Future[bytes]] = field(default_factory=list)
     reserved: int = 0  # bytes of the folder, for what is fetched in place
@@ -72,6 +72,7 @@ class ScratchFolder:
         self.outputs: dict[Path, tuple[Any, str]] = {}
         self._blocks: OrderedDict[tuple[Path, int], tuple[Future[Path], int]] = OrderedDict()
         self._block = BLOCK
+        self._ahead = CONNECTIONS  # blocks of a file that are fetched together
         self._used = 0  # bytes of headers, whole files and blocks
         self._order: list[Path] = []  # of files that are about to be read whole
         self._lock = RLock()
@@ -98,7 +99,10 @@ class ScratchFolder:
         if cached is not None:
             _link_all(cached, local)
             return local
-        self._places[url] = fs, place, local
+        if url.endswith(INDEX):  # with the files that it names
+            self._places[url] = fs, place.rpartition("/")[0], local.parent
+        else:
+            self._places[url] = fs, place, local
         self._list(url)
         if not (local.is_dir() or local in self._files):
             raise CheckpointError(f"{url}: no such file or folder")
@@ -170,7 +174,7 @@ class ScratchFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             file.truncate(size)
-        self._files[path] = _Remote(url, fs, place, size, tag, info.get("partial", True))
+        self._files[path] = _Remote(url, fs, place, size, tag)
 
     def _forget(self, path: Path) -> None:
         """The remote file is gone or another one; what is mapped of the old one stays readable."""
@@ -212,8 +216,7 @@ class ScratchFolder:
 
     def can_stream(self, path: Path) -> bool:
         known = self._files[path]
-        is_elsewhere = not known.whole and not known.on_hub
-        return path.suffix == SUFFIX and known.has_ranges and is_elsewhere
+        return path.suffix == SUFFIX and not known.whole and not known.on_hub
 
     def holds(self, path: Path) -> bool:
         return path in self._files
@@ -222,8 +225,7 @@ class ScratchFolder:
         with self._lock:
             if (known := self._files.get(path)) is None:
                 return []
-            has_head = path.suffix == SUFFIX and known.has_ranges and known.size > HEAD
-            if not whole and has_head:
+            if not whole and path.suffix == SUFFIX and known.size > HEAD:
                 if not known.head:
                     self._reserve(known, min(HEAD, known.size))
                     known.head = [self._pool.submit(self._fetch_head, path, known)]
@@ -232,11 +234,10 @@ class ScratchFolder:
                 known.whole = [self._pool.submit(self._fetch_from_hub, path, known)]
             elif not known.whole:
                 self._reserve(known, known.size)
-                step = BLOCK if known.has_ranges else max(1, known.size)
-                known.whole = known.head + [
-                    self._pool.submit(self._put, path, known, start, min(start + step, known.size))
-                    for start in range(HEAD if known.head else 0, known.size, step)
-                ]
+                starts = range(HEAD if known.head else 0, known.size, BLOCK)
+                spans = [(start, min(start + BLOCK, known.size)) for start in starts]
+                jobs = [self._pool.submit(self._put, path, known, *span) for span in spans]
+                known.whole = known.head + jobs
             if ahead and path in self._order[1:]:  # the second of those to be read: go on
                 at = self._order.index(path)
                 for other in self._order[at + 1 : at + CONNECTIONS]:
@@ -289,21 +290,23 @@ class ScratchFolder:
     # ---- blocks ------------------------------------------------------------------------------
 
     def divide(self, files: int) -> int:
-        """Choose the size of blocks so that a few of each file fit; return a quarter of it.
+        """Choose the size of blocks so that four of each file fit; return an eighth of it.
 
-        Of windows of that size, one for each of several threads are in those few blocks.
+        Windows of that size, one after the other for each of several threads, are in few blocks.
         """
         with self._lock:
             for key in list(self._blocks):
                 self._drop(key)
-            self._block = max(LEAST, min(BLOCK, (self.most - self._used) // (6 * files)))
-        return self._block // 4
+            block = (self.most - self._used) // (4 * files) // PAGE * PAGE
+            self._block = max(LEAST, min(BLOCK, block))
+            self._ahead = min(CONNECTIONS, 2 * files)
+        return self._block // 8
 
     def begin(self, path: Path, start: int, stop: int) -> range:
         """Begin to fetch the blocks of a part of a file, and the one after it."""
         count = -(-self._files[path].size // self._block)
         numbers = range(start // self._block, -(-stop // self._block))
-        for n in range(numbers.start, min(numbers.stop + 1, count))[: CONNECTIONS + 1]:
+        for n in range(numbers.start, min(numbers.stop + 1, count))[: self._ahead]:
             self._fetch_block(path, n)
         return numbers
 
@@ -331,9 +334,10 @@ class ScratchFolder:
                 self._blocks.move_to_end((path, n))
                 return self._blocks[path, n][0]
             known, start = self._files[path], n * self._block
-            size = min(self._block, known.size - start)
+            end = min(start + self._block, known.size)
+            size = -(-(end - start) // PAGE) * PAGE  # on the disk
             self._take(size)
-            job = self._pool.submit(self._keep_block, known, start, start + size)
+            job = self._pool.submit(self._keep_block, known, start, end)
             self._blocks[path, n] = job, size
             return job
 
@@ -385,9 +389,7 @@ def _link_all(cached: Path, local: Path) -> None:
 
 def _read(known: _Remote, start: int, end: int) -> Any:
     options = {"cache_type": "none"} if known.on_hub else {}
-    is_all = not known.has_ranges and (start, end) == (0, known.size)
-    place, fs = known.place, known.fs
-    return fs.cat_file(place) if is_all else fs.cat_file(place, start=start, end=end, **options)
+    return known.fs.cat_file(known.place, start=start, end=end, **options)
 
 
 def _retried(fs: Any, call: Callable[[], Any]) -> Any:
@@ -445,10 +447,11 @@ def local_paths(config: Config) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def local_path(path: Path) -> Path:
-    """Return a local folder or file for one that may be remote, and for its neighbours."""
+def local_path(path: Path, *, beside: bool = False) -> Path:
+    """Return a local folder or file for one that may be remote; `beside`: and its neighbours."""
     if (url := mirrors.url_of(path)) is None:
         return path
     scratch = scratch_for(None, None)
-    scratch.add_output(url)
+    if beside:
+        scratch.add_output(url)
     return scratch.add(url)

@@ -62,32 +62,32 @@ class _Streamed(Reader):
         return np.frombuffer(data, DTYPES[self._tensors[name].dtype])
 
 
-def settle(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+def settle(checkpoints: list[Checkpoint], once: bool = False) -> list[Checkpoint]:
     """Return the checkpoints so that they can be read one by one or together, within the scratch.
 
     Where their files fit, they will be fetched whole. Else they are streamed, which only
-    safetensors files can be.
+    safetensors files can be; so too where they are read `once`, as that begins before all are here.
     """
     for scratch in mirrors.OPEN.values():
         if isinstance(scratch, ScratchFolder):
-            checkpoints = _settle(checkpoints, scratch)
+            checkpoints = _settle(checkpoints, scratch, once)
     return checkpoints
 
 
-def _settle(checkpoints: list[Checkpoint], scratch: ScratchFolder) -> list[Checkpoint]:
+def _settle(checkpoints: list[Checkpoint], scratch: ScratchFolder, once: bool) -> list[Checkpoint]:
     own = [c for c in checkpoints if mirrors.mirror_of(c.path) is scratch]
-    files = list(dict.fromkeys(file for c in own for file in c.files))
-    files = [file for file in files if scratch.holds(file)]
-    scratch.expect(files)
-    if scratch.fits(files):
-        return checkpoints
-    scratch.expect(())
+    files = [f for f in dict.fromkeys(f for c in own for f in c.files) if scratch.holds(f)]
     whole = [file for file in files if not scratch.can_stream(file)]
-    if whole and not scratch.fits(whole):
+    if whole == files or (scratch.fits(files) and not once):
+        whole = files
+    if not scratch.fits(whole):
         raise CheckpointError(
             f"--scratch-size: {size(scratch.most)} is too little for {mirrors.named(whole[0])} and "
             f"{len(whole) - 1} more, which are read whole; allow more, or name fewer checkpoints"
         )
+    scratch.expect(whole)
+    if whole == files:
+        return checkpoints
     window = scratch.divide(len(files))
     return [
         replace(

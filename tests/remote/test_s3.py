@@ -1,13 +1,15 @@
 """A run on an object store, with moto's server in its place."""
 
 import json
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.servers import Counted, Hub
 from helpers.tiny import TASK
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from werkzeug.wrappers import Response
 
 breadth = pytest.mark.breadth
@@ -46,10 +48,13 @@ def test_average_has_the_bytes_of_a_local_one_and_fetches_each_byte_once(sewa, s
 
 @breadth
 def test_what_fits_is_fetched_once_for_all_passes(sewa, large):
-    ended = sewa("average", "s3://bucket/large", "--json", "-o", "out.safetensors")
-    assert ended.code == 0
-    assert large.server.sent < size_of("large") + 40_000  # listings, twice
+    listings = 40_000  # and headers are fetched twice where files are streamed
+    assert sewa("inspect", "s3://bucket/large").code == 0
+    assert large.server.sent < size_of("large") + listings
     assert large.server.gets(".safetensors") == 20  # a header and the rest
+    large.server.reset()
+    assert sewa("average", "s3://bucket/large", "--json", "-o", "out.safetensors").code == 0
+    assert large.server.sent < size_of("large") + 10 * 2**16 + listings
 
 
 @breadth
@@ -252,3 +257,63 @@ def test_copies_and_missing_places_are_found_as_on_a_disk(sewa, store):
     )
     missing = sewa("average", "s3://bucket/run", "-o", "s3://nobody/x.safetensors")
     assert missing.error.startswith("s3://nobody: ")
+
+
+@breadth
+def test_files_are_named_one_by_one_and_a_set_by_its_index(sewa, store):
+    urls = [f"s3://bucket/run/step-{step}.safetensors" for step in (10, 20)]
+    assert sewa("average", *urls, "--weights", "0.25,0.75", "-o", "two.safetensors").code == 0
+    expected = sum(
+        weight * load_file(f"ckpts/step-{step}.safetensors")["0.bias"]
+        for step, weight in ((10, 0.25), (20, 0.75))
+    )
+    assert torch.allclose(load_file("two.safetensors")["0.bias"], expected)
+    weights = ",".join(["0"] * 11 + ["1"])  # of a folder, in the order of steps
+    assert sewa("average", "s3://bucket/run", "--weights", weights, "-o", "last").code == 0
+    newest = load_file("ckpts/step-120.safetensors")["0.bias"]
+    assert torch.equal(load_file("last")["0.bias"], newest)
+    for step in (1, 2):
+        folder = Path(f"sets/step-{step}")
+        folder.mkdir(parents=True)
+        save_file({"a": torch.full((30_000,), 1.0 * step)}, folder / "model-1.safetensors")
+        save_file({"b": torch.full((3,), 1.0 * step)}, folder / "model-2.safetensors")
+        places = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+        index = folder / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": places}))
+    store.put_folder(Path("sets"), "sets")
+    indices = [f"s3://bucket/sets/step-{n}/model.safetensors.index.json" for n in (1, 2)]
+    ended = sewa("average", *indices, "-o", "sets.safetensors", "--report", "sets.json")
+    assert ended.code == 0, ended.err
+    assert load_file("sets.safetensors")["a"][0] == 1.5
+    assert sewa("apply", "sets.json", "-o", "again.safetensors").code == 0
+    assert Path("again.safetensors").read_bytes() == Path("sets.safetensors").read_bytes()
+
+
+@breadth
+def test_a_library_that_is_missing_is_named(sewa, monkeypatch):
+    from fsspec.registry import _registry
+
+    monkeypatch.delitem(_registry, "s3", raising=False)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    ended = sewa("average", "s3://bucket/run")
+    assert (ended.code, ended.error) == (
+        2,
+        "s3:// needs another library: pip install 'sewa-cli[s3]'",
+    )
+
+
+@breadth
+def test_files_are_read_from_a_web_server_by_ranges(sewa, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hub = Hub()
+    tensors = {"a": torch.arange(60_000.0), "b": torch.ones(3)}
+    hub.files = {f"step{n}": {"x.safetensors": save(tensors)} for n in (1, 2)}
+    server = Counted(hub)
+    urls = [f"{server.url}/org/run/resolve/step{n}/x.safetensors" for n in (1, 2)]
+
+    server.fail = lambda _: Response("", 503) if len(server.asked) % 4 == 3 else None
+    ended = sewa("average", *urls, "-o", "out.safetensors")
+    server.stop()
+    assert ended.code == 0, ended.err
+    assert load_file("out.safetensors")["a"][-1] == 59_999
+    assert ended.out.split() == urls
