@@ -190,7 +190,7 @@ def _matching(path: Path) -> list[Path]:
         return [path]
     root = Path(path.anchor)
     if not (found := sorted(root.glob(str(path.relative_to(root))))):
-        raise CheckpointError(f"{path}: matches no file or folder")
+        raise CheckpointError(f"{path}: matches no file or folder; check the pattern")
     return found
 
 

@@ -76,7 +76,9 @@ def _modules(folder: Path) -> dict[str, Path]:
     for number, module in enumerate(modules if isinstance(modules, list) else ()):
         place = str(module.get("path", "")) if isinstance(module, dict) else ""
         if place != Path(place).name or place == "..":
-            raise CheckpointError(f"{folder / SENTENCES}: names {place!r:.100}, which is not in it")
+            raise CheckpointError(
+                f"{folder / SENTENCES}: names {place!r:.100}, which is not in it; copy it there"
+            )
         for name in _LOADED:
             if (path := folder / place / name).is_file():
                 found[f"{number}." if place else f"{number}.model."] = path

@@ -33,7 +33,7 @@ def revisions(url: str, pattern: str) -> list[str]:
         raise failure(url, error) from error
     matching = [name for name in names if fnmatchcase(name, pattern)]
     if not matching:
-        raise ConfigError(f"--revisions: no revision of {url} matches {pattern!r}")
+        raise ConfigError(f"--revisions: no revision of {url} matches {pattern!r}; use another")
     matching.sort(key=lambda name: (step_in(Path(name)) or 0, name))
     return [f"hf://{repo}@{name}" for name in matching]
 

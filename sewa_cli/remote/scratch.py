@@ -170,7 +170,7 @@ class ScratchFolder:
             return
         self._forget(path)
         if size is None:
-            raise CheckpointError(f"{url}: its server does not say how large it is")
+            raise CheckpointError(f"{url}: its server does not say how large it is; download it")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             file.truncate(size)

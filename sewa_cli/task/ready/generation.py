@@ -45,7 +45,7 @@ class Generation:
         self._tokenizer, self._options = tokenizer, options
         self._config = source.generation()
         if unknown := source.transformers.GenerationConfig().update(**options):
-            raise ConfigError(f"args.generate: generate() has no {few([*unknown])}")
+            raise ConfigError(f"args.generate: generate() has no {few([*unknown])}; leave it out")
 
     def functions(
         self, rows: Mapping[Any, Sequence[Row]], prompt: str, reference: str

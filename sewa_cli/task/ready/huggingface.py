@@ -346,7 +346,9 @@ class _HuggingFace:
         if args.kind == "seq2seq-lm":
             start = getattr(self._config, "decoder_start_token_id", None)
             if start is None:
-                raise TaskError(f"{self._folder}/config.json: has no decoder_start_token_id")
+                raise TaskError(
+                    f"{self._folder}/config.json: has no decoder_start_token_id; add it"
+                )
             return reader.translated(rows, self._columns(part), start)
         language = Language(reader.tokenizer, reader.max_length, args.pack)
         if args.kind == "masked-lm":
