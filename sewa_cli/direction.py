@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 Sums = tuple[float, ...]  # what a unit adds to a score that is made of sums
 Goal = Literal["max", "min"]
 Scores = TypeVar("Scores", float, "Tensor")
-Sums = tuple[float, ...]  # what a unit adds to a score that is made of sums
 
 _LOWER = """
     loss losses error errors err nll crossentropy xent perplexity ppl bpb bpc bits wer cer ter der
