@@ -290,7 +290,10 @@ def test_patterns_name_and_exclude_checkpoints(tmp_path, sewa):
         ended = sewa("average", "-c", settings, "-o", tmp_path / "a.safetensors", "--force")
         assert ended.out.split() == chosen, ended.err
     ended = sewa("inspect", f"{tmp_path}/step-*.pt")
-    assert (ended.code, ended.error) == (3, f"{tmp_path}/step-*.pt: matches no file or folder")
+    assert (ended.code, ended.error) == (
+        3,
+        f"{tmp_path}/step-*.pt: matches no file or folder; check the pattern",
+    )
 
 
 @pytest.mark.parametrize(
