@@ -18,7 +18,7 @@ from sewa_cli import ranks
 from sewa_cli.cache import open_cache
 from sewa_cli.candidates import check_names, open_candidates, warn_of_no_steps
 from sewa_cli.checkpoints import Checkpoint, Reads, paths_of
-from sewa_cli.config import Config
+from sewa_cli.config import AUTO, Config
 from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
@@ -262,8 +262,9 @@ def _make_scorer(
 
 
 def check_budget(K: int, checkpoints: Sequence[Checkpoint]) -> None:
-    """Refuse a K that leaves nothing to choose; AUTO is always possible."""
+    """Refuse a K that leaves nothing to choose."""
     k = len(checkpoints)
     if k == 1:
         raise CheckpointError(f"{checkpoints[0].path}: is the only checkpoint; name several")
-    check_K(K, k, k - 1)
+    if K != AUTO:
+        check_K(K, k, k - 1)

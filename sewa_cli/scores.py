@@ -89,7 +89,8 @@ class Scorer:
     def load(self, flat: Tensor) -> None:
         """Load weights [P] into the model, rounded as a file of them would be."""
         self.objective.model.set(flat)
-        self._round(self.dtypes)
+        if any(dtype != torch.float32 for dtype in self.dtypes.values()):
+            self._round(self.dtypes)
 
     def score(self, known: tuple[float, int] | None = None) -> Scored:
         """Score what is in the model, as it is; `known`: its selection loss and rows."""

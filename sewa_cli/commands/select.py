@@ -180,7 +180,10 @@ def _choose(run: PlacedRun, solver: Solver) -> Chosen:
         run = run.on(ground.examples)  # not all selection examples have taken part
     if found is None:
         found = BaselineLosses(ground.losses) if ground else _baseline_losses(run)
-    return Chosen(run, _by_its_name(choice, _baselines(run)), found)
+    if choice.method == LEARNED:  # the name of a baseline that is the same average
+        same = (n for n, c in _baselines(run).items() if _same(c, choice.coefficients))
+        choice = replace(choice, method=next((with_K(*name) for name in same), LEARNED))
+    return Chosen(run, choice, found)
 
 
 def _baselines(run: PlacedRun) -> dict[Name, Coefficients]:
@@ -193,13 +196,6 @@ def _baseline_losses(run: PlacedRun) -> BaselineLosses:
     if not any(map(isfinite, found.losses.values())):
         raise TaskError("loss() is NaN or Inf for every average; check it with `sewa validate`")
     return found
-
-
-def _by_its_name(choice: Choice, averages: Mapping[Name, Coefficients]) -> Choice:
-    for name, c in averages.items():
-        if choice.method == LEARNED and _same(c, choice.coefficients):
-            return replace(choice, method=with_K(*name))
-    return choice
 
 
 def _same(one: Coefficients, two: Coefficients) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass, replace
@@ -20,28 +20,30 @@ WALK = object()  # «this is no leaf»
 
 def rows(batch: Nest) -> int:
     """The number of examples: the first dimension of the first array in the batch."""
-    first = next(arrays(batch), None)
+    first = next((item for item in nodes(batch) if getattr(item, "shape", ())), None)
     if first is not None:
         return int(first.shape[0])
     return len(batch) if isinstance(batch, list | tuple) else 1
 
 
-def arrays(batch: Nest) -> Iterator[Any]:
-    """Everything in the batch with a shape of one dimension or more, outermost first to last."""
-    if getattr(batch, "shape", ()):
-        yield batch
-        return
-    if is_dataclass(batch) and not isinstance(batch, type):
-        batch = [getattr(batch, part.name) for part in fields(batch)]
-    if isinstance(batch, list | tuple | Mapping):
-        for item in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from arrays(item)
+def nodes(nest: Nest) -> Iterator[Any]:
+    """Yield a nest and everything in it, in the order in which `change` comes upon them."""
+    yield nest
+    inner: Iterable[Any] = ()
+    if isinstance(nest, Mapping):
+        inner = nest.values()
+    elif is_dataclass(nest) and not isinstance(nest, type):
+        inner = [getattr(nest, part.name) for part in fields(nest)]
+    elif isinstance(nest, list | tuple):
+        inner = nest
+    for item in inner:
+        yield from nodes(item)
 
 
 @contextmanager
 def unchanged(batch: Nest, whose: str = "predict() or loss()") -> Iterator[None]:
     """The user's code is to leave the batch as it is; TaskError if it has not."""
-    watched = [x for x in arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]
+    watched = [x for x in tensors(batch) if not x.is_inference()]
     versions = [tensor._version for tensor in watched]  # torch counts in-place changes
     yield
     if [tensor._version for tensor in watched] != versions:
@@ -93,16 +95,7 @@ def _like(nest: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 def tensors(nest: Nest) -> list[Tensor]:
     """All of them, in the order in which `change` comes upon them."""
-    found: list[Tensor] = []
-
-    def collect(item: Any) -> Any:
-        if not isinstance(item, Tensor):
-            return WALK
-        found.append(item)
-        return item
-
-    change(nest, collect)
-    return found
+    return [item for item in nodes(nest) if isinstance(item, Tensor)]
 
 
 def has_rows(item: Any, n: int) -> bool:
@@ -127,15 +120,10 @@ def take_rows(nest: Nest, n: int, index: Tensor) -> Nest:
 
 def has_other_rows(nest: Nest, n: int) -> bool:
     """Whether there are rows that are no tensors: arrays, lists of words."""
-    found: list[Any] = []
-
-    def look(item: Any) -> Any:
-        if is_words(item, n) or (isinstance(item, np.ndarray) and len(item) == n):
-            found.append(item)
-        return WALK
-
-    change(nest, look)
-    return bool(found)
+    return any(
+        is_words(item, n) or (isinstance(item, np.ndarray) and item.ndim > 0 and len(item) == n)
+        for item in nodes(nest)
+    )
 
 
 def join_rows(nests: Sequence[Nest], counts: Sequence[int]) -> Nest | None:

@@ -283,14 +283,6 @@ class Average:
         }
         write_safetensors(file, entries, self.pieces, self.metadata)
 
-    def check_sources(self) -> None:
-        """Refuse sources that somebody wrote to; to be called when all of it was read.
-
-        Hashes are taken between opening and this, so they too are of what was read.
-        """
-        for checkpoint in self.sources:
-            checkpoint.check_unchanged()
-
     def recipe(self, shard_size: int | None = None, events: Events | None = None) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
         here = ranks.here()  # each hashes some of them

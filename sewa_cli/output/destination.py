@@ -238,8 +238,9 @@ def write_results(
                 with told.stage("hashing the output"):
                     files = hashes_of(made, outputs.named)
                 report = report.model_copy(update={"output": name, "files": files})
-        if average is not None:
-            average.check_sources()  # after the report too, as its hashes are of the sources
+        # whoever wrote to a source is found now: hashes were taken between opening and this
+        for checkpoint in () if average is None else average.sources:
+            checkpoint.check_unchanged()
         if made is not None:
             _publish(made, report, outputs)
         elif report is not None and outputs.named_report is not None:

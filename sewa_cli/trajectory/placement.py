@@ -37,12 +37,6 @@ CGROUPS = (  # where a container's limits stand, version 2 and 1: limit, usage, 
 )
 
 
-def free_on(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_on_host()
-
-
 def free_on_host() -> int:
     """Return the bytes the machine has free, or a container may still take, if less.
 
@@ -95,7 +89,8 @@ class Cap:
 
 def cap_on(device: torch.device, memory: int | None, ranks: Ranks = ALONE) -> Cap:
     """The same on every rank; those of one host share its memory."""
-    free = free_on(device) // (1 if device.type == "cuda" else ranks.on_this_host)
+    is_cuda = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if is_cuda else free_on_host() // ranks.on_this_host
     return Cap(min(ranks.gather(memory or int(SHARE * free))), memory is not None)
 
 

@@ -207,7 +207,7 @@ class Streamed(Trajectory):
         """Asked once for each product, when no thread has begun: the source looks at its files."""
         if not self._checked:
             raise ValueError(UNREAD)
-        self._gather = self._source.gather if super().has_tiles else None
+        self._gather = self._source.gather if self.device.type == "cpu" else None
         return self._gather is not None
 
     def tile(self, rows: slice, columns: slice, scratch: Tensor) -> Tensor:

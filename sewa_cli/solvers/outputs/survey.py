@@ -203,7 +203,8 @@ def _read(problem: Problem, K: int) -> tuple[Baselines, dict[Name, Tensor]]:
     trajectory = problem.trajectory
     if (k := trajectory.k) < 2:
         raise CheckpointError("only one checkpoint has finite weights; name several")
-    check_K(K, k, k - 1)
+    if K != AUTO:
+        check_K(K, k, k - 1)
     run = Baselines.fitting(k, K, 4 * trajectory.layout.size, problem.room, problem.counts)
     flats: dict[Name, Tensor] = {}
     shares = {name: (c / c.cumsum(0)).nan_to_num(1.0) for name, c in run.averages.items()}

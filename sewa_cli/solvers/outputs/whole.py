@@ -127,7 +127,9 @@ def keep_whole(
         outputs.append(flatten(out))
         columns = slice(column, column := column + len(outputs[-1]))
         parts = slice(part, part := part + (n if splits else 1))
-        found.append(Batch(columns, parts, objective, batch, shapes_of(out), n, splits))
+        found.append(
+            Batch(columns, parts, objective, batch, change(out, _without_values), n, splits)
+        )
     at = torch.cat(outputs).to(objective.model.device)
     if splits:
         found = _joined(found, at)
@@ -185,15 +187,11 @@ def run_model(objective: Objective, batch: Nest, seed: int) -> Nest:
     return change(outputs, lambda x: x.detach().clone() if isinstance(x, Tensor) else WALK)
 
 
-def shapes_of(nest: Nest) -> Nest:
-    """Return the outputs with floating-point tensors that have a shape and no values."""
-
-    def shape(item: Any) -> Any:
-        if not isinstance(item, Tensor):
-            return WALK
-        return item.to("meta") if item.is_floating_point() else item
-
-    return change(nest, shape)
+def _without_values(item: Any) -> Any:
+    """Return a floating-point tensor with its shape and no values."""
+    if not isinstance(item, Tensor):
+        return WALK
+    return item.to("meta") if item.is_floating_point() else item
 
 
 def flatten(nest: Nest) -> Tensor:
