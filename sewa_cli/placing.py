@@ -116,29 +116,34 @@ class PlacedRun:
         session, W = self.session, self.trajectory
         if session.model.ranks.several:
             hear_all(session, self.rows)
-        candidates = [
-            Candidate(
-                index=i,
-                path=c.name,
-                step=c.step,
-                mean_steps=c.mean_steps,
-                weight=weights[i] if weights else None,
-                logged=c.metrics or None,
-            )
-            for i, c in enumerate(self.used)
-        ]
         steps, ranks = [c.step for c in self.used], session.model.ranks
         planned = self.placement.planned_bytes + holds
         return {
             **heading(session.config, session.events, session.task, session.model.device),
             "parameters": session.model.parameters,
-            "candidates": candidates,
+            "candidates": list_candidates(self.used, weights),
             "cost": session.cost(),
             "k": W.k,
             "left_out": self.rows.left_out(),
             "placement": self.placement.model_copy(update={"planned_bytes": planned}),
             "standing": self.rows.sample.standing(W.used, steps, ranks),
         }
+
+
+def list_candidates(
+    checkpoints: Sequence[Checkpoint], weights: Coefficients | None
+) -> list[Candidate]:
+    return [
+        Candidate(
+            index=i,
+            path=c.name,
+            step=c.step,
+            mean_steps=c.mean_steps,
+            weight=weights[i] if weights else None,
+            logged=c.metrics or None,
+        )
+        for i, c in enumerate(checkpoints)
+    ]
 
 
 def hear_all(session: Session, rows: CheckpointRows) -> None:

@@ -105,6 +105,8 @@ class Request:
         from sewa_cli.rng import seeded
         from sewa_cli.task import load_task
 
+        if self.config.task is None and self.config.score is not None:
+            raise ConfigError("score: is for `sewa select` and `sewa evaluate`; give --task here")
         if self.config.task is None:
             raise ConfigError(
                 "no task: give --task, or `task:` in sewa.yaml; `sewa init` writes both"

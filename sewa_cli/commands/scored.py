@@ -15,6 +15,7 @@ from typing import IO
 
 import torch
 
+from sewa_cli import mirrors
 from sewa_cli.cache import open_cache
 from sewa_cli.candidates import check_names, open_candidates, open_named, warn_of_no_steps
 from sewa_cli.checkpoints import Checkpoint, Reads, check_mergeable, paths_of
@@ -32,10 +33,11 @@ from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs, write_results
 from sewa_cli.output.lora import warn_of_factors
 from sewa_cli.output.mean import is_finite
+from sewa_cli.placing import list_candidates
 from sewa_cli.report.findings import ContestFinding, Finding
 from sewa_cli.report.kinds import Evaluated, Evaluation
 from sewa_cli.report.select import Report
-from sewa_cli.report.shared import Candidate, Cost, LeftOut, Measured, Placement, Seconds, heading
+from sewa_cli.report.shared import Cost, LeftOut, Measured, Placement, Seconds, heading
 from sewa_cli.rng import seeded
 from sewa_cli.scoring.command import Call, Commands, words_of
 from sewa_cli.scoring.heldout import confirm
@@ -155,17 +157,7 @@ def run_scored(
                 **heading(config, events, script, device),
                 parameters=_count(last),
                 k=len(used),
-                candidates=[
-                    Candidate(
-                        index=i,
-                        path=str(one.path),
-                        step=one.step,
-                        mean_steps=one.mean_steps,
-                        weight=choice.coefficients[i],
-                        logged=one.metrics or None,
-                    )
-                    for i, one in enumerate(used)
-                ],
+                candidates=list_candidates(used, choice.coefficients),
                 left_out=left_out,
                 placement=Placement(
                     tier="files",
@@ -185,7 +177,7 @@ def run_scored(
                 K=len(chosen),
                 selected=chosen,
                 selected_steps=[one.step for one in average.sources],
-                selected_paths=[str(one.path) for one in average.sources],
+                selected_paths=[one.name for one in average.sources],
                 selection_rows=0,
                 heldout_rows=None,
                 average=Measured(selection_loss=None),
@@ -239,10 +231,10 @@ def usable(
         reason = f"{broken} holds NaN or Inf"
         if config.nonfinite == "error":
             raise CheckpointError(
-                f"{checkpoint.path}: {reason}; --set nonfinite=skip leaves it out"
+                f"{checkpoint.name}: {reason}; --set nonfinite=skip leaves it out"
             )
-        events.warn(f"{checkpoint.path}: left out: {reason}")
-        left_out.append(LeftOut(path=str(checkpoint.path), step=checkpoint.step, reason=reason))
+        events.warn(f"{checkpoint.name}: left out: {reason}")
+        left_out.append(LeftOut(path=checkpoint.name, step=checkpoint.step, reason=reason))
     if not used:
         raise CheckpointError(f"all {len(left_out)} checkpoints hold NaN or Inf; none is left")
     return used, left_out
@@ -258,11 +250,14 @@ def evaluate_scored(config: Config, events: Events | None = None) -> Evaluation:
     checkpoints, read = open_named(config, events, keep_ours=True), reader(config)
     parts, settings = parts_of(config) or [""], config.objective
     commands = Commands(words_of(config.score), settings.workers, settings.part_timeout)
+    for file in (file for one in checkpoints for file in one.files):
+        mirrors.bring(file)
     calls = [Call(one.path.absolute(), part) for one in checkpoints for part in parts]
     printed: dict[int, list[Record]] = {}
     with closing(commands):
         for n, found in events.over("evaluating", commands.run(calls), len(calls)):
-            where = f"{calls[n].checkpoint}{calls[n].part and f', part {calls[n].part}'}"
+            where = mirrors.named(calls[n].checkpoint)
+            where += f", part {calls[n].part}" if calls[n].part else ""
             if isinstance(found, Failed):
                 raise TaskError(f"{where}: {found.line}")
             try:
@@ -273,7 +268,7 @@ def evaluate_scored(config: Config, events: Events | None = None) -> Evaluation:
     for n, one in enumerate(checkpoints):
         own = [record for m in range(len(parts)) for record in printed[n * len(parts) + m]]
         metrics = dict[str, float | None](mean_scores(own))
-        about = {"path": str(one.path), "step": one.step}
+        about = {"path": one.name, "step": one.step}
         files.append(Evaluated(**about, selection_loss=None, metrics=metrics))
     return Evaluation(
         **heading(config, events, script, "cpu"),
