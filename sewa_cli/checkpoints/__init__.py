@@ -4,8 +4,10 @@ Opening a checkpoint reads its header only. Tensor data stays on disk, memory-ma
 format allows it, until a tensor is asked for.
 
 layout       which files and folders of a directory are checkpoints
+toolkits     whose checkpoints are found among other files, as a table
 opening      opens one of them, by its format:
-  safetensors, pytorch, distributed, adapters
+  safetensors, pytorch (also in archives), distributed, adapters, modules (several files)
+inert        what the objects in a pickle become
 state        which tensors of a nested file are weights
 checkpoint   what they all become
 order        what their names say (step, best, last); sorted, narrowed down, all of one model

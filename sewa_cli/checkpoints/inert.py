@@ -85,25 +85,29 @@ class _Unpickler(pickle._Unpickler):
 
 
 @cache
-def harmless() -> list[Any]:
-    """Return the stand-ins for what may lie next to weights.
+def harmless() -> dict[Any, bytes]:
+    """Return the stand-ins for what may lie next to weights, and how a pickle names each.
 
     A defaultdict becomes a dict: PyTorch fills no other class with items.
     """
+    found = {
+        _make_class(module, name): f"{module}\n{name}\n".encode()
+        for module, names in _MODULES.items()
+        for name in names.split()
+    }
     to_dict = {"__module__": "collections", "__new__": lambda _, *__: {}}
-    classes = [_make_class(m, name) for m, names in _MODULES.items() for name in names.split()]
-    return [*classes, type("defaultdict", (), to_dict)]
+    return {**found, type("defaultdict", (), to_dict): b"collections\ndefaultdict\n"}
 
 
 _Base: Any = pickle._Pickler  # mypy knows only its public half
 
 
 class Pickler(_Base):  # type: ignore[misc]
-    """Write stand-ins as what they stand for."""
+    """Write stand-ins as what they stand for, by names that no pickle can have changed."""
 
     def save_global(self, obj: Any, name: str | None = None) -> None:
-        if isinstance(obj, type) and issubclass(obj, Inert):
-            self.write(pickle.GLOBAL + f"{obj.__module__}\n{obj.__qualname__}\n".encode())
+        if isinstance(obj, type) and obj in harmless():
+            self.write(pickle.GLOBAL + harmless()[obj])
             self.memoize(obj)
         else:
             super().save_global(obj, name)

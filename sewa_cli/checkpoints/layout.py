@@ -261,6 +261,9 @@ def _checkpoints_in(folder: Path, notes: list[str], exclude: Sequence[str] = ())
     files = _files([p for p in entries if p.is_file()])
     if any((p / modules.SPEECHBRAIN).is_file() for p in folders):
         files = []  # models that it began with
+    exported = [p.name for p in entries if p.suffix == ".nemo" and p not in files and files]
+    if exported:
+        notes.append(f"{folder}: left out, as the checkpoints are other files: {few(exported)}")
     if toolkit := toolkits.of_run(files, pytorch.mentions):
         own = [p for p in files if re.fullmatch(toolkit.files, p.name)]
         if others := [p.name for p in files if p not in own and not _is_ours(p)]:

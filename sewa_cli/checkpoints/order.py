@@ -28,7 +28,7 @@ _METRIC = re.compile(
     r"[a-z]*(loss|acc|accuracy|wer|cer|ppl|perplexity|bleu|rouge|score|metric|reward|return)"
     r"|nll|ter|per|chrf|auc|map|iou|psnr|ssim|fid|mse|mae|eer|f|top"
 )
-_COPIES = {"best", "average", "averaged", "ave", "avg", "swa"}
+_COPIES = {"best", "average", "averaged", "ave", "avg", "swa", "ema"}
 _LAST = {"last", "latest", "final"}
 
 

@@ -181,7 +181,7 @@ def load_plain(source: Path | IO[bytes]) -> Any:
         is_mapped = False
         _check_archive(source)
         source.seek(0)
-    with warnings.catch_warnings(), _lock, torch.serialization.safe_globals(harmless()):
+    with warnings.catch_warnings(), _lock, torch.serialization.safe_globals([*harmless()]):
         warnings.simplefilter("ignore")  # about the pickle's version
         return _bare(torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped))
 

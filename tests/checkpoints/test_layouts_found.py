@@ -339,6 +339,7 @@ def test_files_of_the_same_bytes_count_once(tmp_path, way):
         ("{}epoch.pth", ["valid.acc.ave_5best.pth", "valid.acc.best.pth", "checkpoint.pth"]),
         ("checkpoint{}.pt", ["checkpoint.best_loss_4.12.pt", "checkpoint_last.pt"]),
         ("epoch-{}.pt", ["best-valid-loss.pt", "averaged-10.pt", "final.pt"]),
+        ("asr--epoch={}.ckpt", ["asr--epoch=8-EMA.ckpt", "asr.nemo"]),
         ("model--val_wer=0.{}12-epoch={}.ckpt", ["model--val_wer=0.2-epoch=8-last.ckpt"]),
     ],
 )
