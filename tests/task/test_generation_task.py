@@ -127,3 +127,92 @@ def test_a_causal_model_completes_its_prompts(sample, sewa):
     (folder / "sewa.yaml").write_text(yaml.safe_dump(config))
     ended = sewa("validate")
     assert "args.generate: generate() has no max_new_token" in ended.error
+
+
+def make_speech_run(folder):
+    """Make recordings of tones, three checkpoints of a Whisper that was never trained, and YAML."""
+    import wave
+
+    import numpy as np
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import (
+        PreTrainedTokenizerFast,
+        WhisperConfig,
+        WhisperFeatureExtractor,
+        WhisperForConditionalGeneration,
+    )
+
+    words = ["<pad>", "<s>", "</s>", *"abcdefg"]
+    drawn = np.random.default_rng(0)
+    for part in ("selection", "heldout"):
+        rows = []
+        for n in range(12):
+            tones = drawn.integers(0, 7, 4)
+            with wave.open(str(folder / f"{part}-{n}.wav"), "wb") as file:
+                file.setnchannels(1)
+                file.setsampwidth(2)
+                file.setframerate(16000)
+                time = np.arange(4000) / 16000
+                heard = [np.sin(2 * np.pi * 200 * (1 + tone) * time) for tone in tones]
+                file.writeframes((np.concatenate(heard) * 20000).astype("<i2").tobytes())
+            said = " ".join(words[3 + tone] for tone in tones)
+            rows.append({"audio": f"{part}-{n}.wav", "completion": said})
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<pad>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ends = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **ends)
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_mel_bins": 16}
+    sizes |= {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_source_positions": 50}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    for step in range(1, 5):
+        torch.manual_seed(step)
+        config = WhisperConfig(
+            vocab_size=len(words), max_target_positions=16, init_std=0.5, **sizes, **heads, **ids
+        )
+        model = WhisperForConditionalGeneration(config)
+        model.generation_config.update(suppress_tokens=None, begin_suppress_tokens=None)
+        place = folder / "ckpts" / f"checkpoint-{step}"
+        model.save_pretrained(place)
+        tokenizer.save_pretrained(place)
+        WhisperFeatureExtractor(feature_size=16, chunk_length=1).save_pretrained(place)
+    args = {"kind": "speech-seq2seq", "selection": "selection.jsonl", "heldout": "heldout.jsonl"}
+    args |= {"generate": {"max_new_tokens": 6}, "batch_size": 5}
+    config = {"task": "huggingface", "args": args, "checkpoints": "ckpts/"}
+    (folder / "sewa.yaml").write_text(yaml.safe_dump(config))
+
+
+@pytest.mark.breadth
+def test_a_speech_model_is_chosen_by_the_word_error_rate_of_jiwer(
+    once, tmp_path, monkeypatch, sewa
+):
+    from transformers import (
+        AutoFeatureExtractor,
+        AutoModelForSpeechSeq2Seq,
+        AutoTokenizer,
+    )
+
+    from sewa_cli.task.ready.speech import features_of
+
+    folder = shutil.copytree(once("speech", make_speech_run), tmp_path / "work")
+    monkeypatch.chdir(folder)
+    ended = sewa("select", "--metric", "wer", "--budget", 40, "-o", "best", "--json")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    model = AutoModelForSpeechSeq2Seq.from_pretrained("best").eval()
+    tokenizer = AutoTokenizer.from_pretrained("best")
+    extractor = AutoFeatureExtractor.from_pretrained("best")
+    found, total, count = [], 0.0, 0
+    rows = rows_of(folder / "heldout.jsonl")
+    for row in rows:
+        heard = features_of(extractor, [row["audio"]])
+        tokens = model.generate(input_features=heard, max_new_tokens=6, do_sample=False)
+        found += tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        labels = tokenizer(row["completion"], return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            total += float(model(input_features=heard, labels=labels).loss) * labels.numel()
+        count += labels.numel()
+    expected = by_the_libraries(found, [row["completion"] for row in rows])
+    assert written_scores(report) == expected
+    assert report["average"]["heldout_loss"] == pytest.approx(total / count, rel=1e-5)

@@ -40,7 +40,7 @@ def test_the_template_shows_every_arg_and_its_real_default(name):
     assert live.keys() | commented.keys() == fields.keys()
     # None in the model: they depend on the kind or on the config
     usual = {**COLUMNS["sequence-classification"], **COLUMNS["image-classification"]}
-    usual |= COLUMNS["causal-lm"]
+    usual |= {**COLUMNS["causal-lm"], **COLUMNS["speech-seq2seq"]}
     usual |= {"max_length": USUAL_LENGTH}
     for key, value in commented.items():
         real = fields[key].get_default(call_default_factory=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sewa_cli.task.ready.batches import Batch
 
+TOKENS = ("decoder_input_ids", "input_ids")
 FEW = 8  # tokens to look at
 LARGE = 1000.0  # logits at which any cap on them shows: Gemma's is 30
 
@@ -59,7 +60,7 @@ class Head:
             sample = torch.cat([few, larger * few], dim=1)
             _, logits = _run(model, first, lambda _: sample)
             expected = self.head(model, sample).float()
-            tokens = first.get("decoder_input_ids", first["input_ids"])
+            tokens = next(first[key] for key in TOKENS if key in first)
             same = hidden.shape[:2] == tokens.shape and logits.shape == expected.shape
             return same and torch.allclose(logits.float(), expected, rtol=1e-3, equal_nan=True)
         return False

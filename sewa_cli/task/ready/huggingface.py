@@ -37,14 +37,16 @@ from sewa_cli.task.ready.generation import Generation
 from sewa_cli.task.ready.head import Head
 from sewa_cli.task.ready.language import Language, Tokens
 from sewa_cli.task.ready.lm_eval import Harness, HarnessArgs
+from sewa_cli.task.ready.speech import features_of, sound_of
 from sewa_cli.task.ready.tables import Labels, Row, labels_of_config
-from sewa_cli.task.ready.text import Example, TextReader
+from sewa_cli.task.ready.text import Example, TextReader, as_text
 from sewa_cli.task.scoring import FUNCTIONS
 
 Kind = Literal[
     "causal-lm",
     "masked-lm",
     "seq2seq-lm",
+    "speech-seq2seq",
     "sequence-classification",
     "token-classification",
     "image-classification",
@@ -53,16 +55,19 @@ CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "speech-seq2seq": "AutoModelForSpeechSeq2Seq",
     "sequence-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
     "image-classification": "AutoModelForImageClassification",
 }
-LANGUAGE = ("causal-lm", "masked-lm", "seq2seq-lm")
+SPEECH = "speech-seq2seq"
+LANGUAGE = ("causal-lm", "masked-lm", "seq2seq-lm", SPEECH)
 # the columns each kind reads, and their usual names
 COLUMNS: dict[str, dict[str, str | None]] = {
     "causal-lm": {key: key for key in ("text", "messages", "prompt", "completion")},
     "masked-lm": {"text": "text"},
     "seq2seq-lm": {key: key for key in ("prompt", "completion")},
+    "speech-seq2seq": {key: key for key in ("audio", "completion")},
     "sequence-classification": {"text": "text", "text_pair": None, "label": "label"},
     "token-classification": {"text": "tokens", "label": "tags"},
     "image-classification": {"image": "image", "label": "label"},
@@ -72,6 +77,7 @@ OPTIONS = {
     "causal-lm": ("tokenizer", "max_length", "pack", *GENERATING),
     "masked-lm": ("tokenizer", "max_length", "pack", "mask_probability"),
     "seq2seq-lm": ("tokenizer", "max_length", *GENERATING),
+    "speech-seq2seq": ("tokenizer", "max_length", "generate", "bleu", "chrf"),
     "sequence-classification": ("tokenizer", "max_length"),
     "token-classification": ("tokenizer", "max_length"),
     "image-classification": (),
@@ -104,6 +110,7 @@ class HuggingFaceArgs(DataArgs):
     text_pair: str | None = None
     label: str | None = None
     image: str | None = None
+    audio: str | None = None
     max_length: Count | None = None
     pack: bool = False
     mask_probability: Share = 0.15
@@ -243,11 +250,31 @@ class _HuggingFace:
             ).functions
         if args.generate is None:
             return {}
-        if any("prompt" not in keys for keys in self._keys.values()):
+        if any("completion" not in keys for keys in self._keys.values()):
             raise ConfigError("args.generate: needs data with a prompt and a completion")
-        generation = Generation(self._source, self.tokenizer, args.generate, args.bleu, args.chrf)
-        columns = (args.column(key) or "" for key in ("prompt", "completion"))
-        return generation.functions(self._rows, *columns)
+        options = (args.generate, args.bleu, args.chrf, self._extractor)
+        prompts, references = {}, {}
+        for part, rows in self._rows.items():
+            prompt, reference = self._columns(part)
+            prompts[part] = self._prompts(part, rows, prompt)
+            references[part] = [as_text(row, reference) for row in rows]
+        return Generation(self._source, self.tokenizer, *options).functions(prompts, references)
+
+    def _prompts(self, part: Part, rows: Sequence[Row], column: str) -> list[Any]:
+        if self._args.kind != SPEECH:
+            return [as_text(row, column) for row in rows]
+        folder = self._args.sources[part].absolute().parent
+        return [sound_of(row, column, folder) for row in rows]
+
+    @cached_property
+    def _extractor(self) -> Any:
+        """Return what makes features of recordings; None: there are none."""
+        if self._args.kind != SPEECH:
+            return None
+        return self._source.read("AutoFeatureExtractor", self._source.folders.words)
+
+    def _hear(self, batch: Batch, sounds: Sequence[Any]) -> Batch:
+        return {**batch, "input_features": features_of(self._extractor, sounds)}
 
     def _columns(self, part: Part) -> list[str]:
         return [self._args.column(key) or "" for key in self._keys[part]]
@@ -295,17 +322,25 @@ class _HuggingFace:
     # ---- texts -------------------------------------------------------------------------------
 
     def _texts(self, rows: Mapping[Part, list[Row]]) -> dict[Part, Sequence[Batch]]:
-        padding = self._padding(self.tokenizer)
-        if self._args.kind == "sequence-classification":
+        args, padding = self._args, self._padding(self.tokenizer)
+        if args.kind == "sequence-classification":
             self._config.pad_token_id = padding  # some models find the last token by it
         reader = TextReader(self.tokenizer, self._max_length(), 0 if padding is None else padding)
         batches: dict[Part, Sequence[Batch]] = {}
         for part, some in rows.items():
             examples = self._examples(part, reader, some)
             self._check_vocabulary(examples)
-            path = self._args.sources[part]
-            batches[part], note = reader.batch(examples, self._args.batch_size, path)
+            path = args.sources[part]
+            batches[part], note = reader.batch(examples, args.batch_size, path)
+            if note and args.kind == SPEECH:
+                raise TaskError(note)
             self.notes += [note] if note else []
+            if args.kind == SPEECH:
+                sounds = self._prompts(part, some, self._columns(part)[0])
+                starts = range(0, len(sounds), args.batch_size)
+                heard = [sounds[start : start + args.batch_size] for start in starts]
+                pairs = zip(batches[part], heard, strict=True)
+                batches[part] = LazyBatches([partial(self._hear, *pair) for pair in pairs])
             if part != "training":
                 self.notes += _note_of_few_texts(path, [x.text for x in examples])
             if cut := sum(example.is_cut for example in examples):
@@ -343,13 +378,16 @@ class _HuggingFace:
 
     def _language(self, part: Part, reader: TextReader, rows: Sequence[Row]) -> list[Example]:
         args = self._args
-        if args.kind == "seq2seq-lm":
+        if args.kind in ("seq2seq-lm", SPEECH):
             start = getattr(self._config, "decoder_start_token_id", None)
             if start is None:
                 raise TaskError(
                     f"{self._folder}/config.json: has no decoder_start_token_id; add it"
                 )
-            return reader.translated(rows, self._columns(part), start)
+            columns = self._columns(part)
+            if args.kind == SPEECH:
+                return reader.transcribed(rows, columns[1], start)
+            return reader.translated(rows, columns, start)
         language = Language(reader.tokenizer, reader.max_length, args.pack)
         if args.kind == "masked-lm":
             [column] = self._columns(part)
@@ -386,7 +424,7 @@ class _HuggingFace:
 
     def _check_vocabulary(self, examples: Sequence[Example]) -> None:
         size = getattr(self._config, "vocab_size", None)
-        seen = [x.inputs["input_ids"] for x in examples]
+        seen = [ids for x in examples for key, ids in x.inputs.items() if key.endswith("_ids")]
         if self._args.kind in LANGUAGE:  # the last token of a text is a target only
             seen += [x.targets for x in examples if isinstance(x.targets, list)]
         top = max((max(ids, default=0) for ids in seen), default=0)

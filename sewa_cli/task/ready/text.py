@@ -72,6 +72,16 @@ class TextReader:
             examples.append(Example(inputs, targets, cut[i]))
         return examples
 
+    def transcribed(self, rows: Sequence[Row], column: str, start: int) -> list[Example]:
+        """Tokens to write after the one that starts, of which every one is predicted."""
+        encoded, cut = self._encode(text_target=[as_text(row, column) for row in rows])
+        found = []
+        for ids, is_cut in zip(encoded["input_ids"], cut, strict=True):
+            wanted = ids[1:] if ids[:1] == [start] else ids
+            inputs = {"decoder_input_ids": [start, *wanted[:-1]]}
+            found.append(Example(inputs, wanted, is_cut=is_cut, text=label_of(wanted)))
+        return found
+
     def translated(self, rows: Sequence[Row], columns: Sequence[str], start: int) -> list[Example]:
         """A text to read and one to write, of which every token is predicted."""
         texts = [[as_text(row, column) for row in rows] for column in columns]
