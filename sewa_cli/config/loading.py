@@ -227,7 +227,7 @@ def _describe(
 ) -> str:
     """Return one line: the file and key, or the flag; what is wrong; what was found."""
     key = ".".join(str(part) for part in location if part != "function-before[_as_paths()]")
-    where = f"{file}: {shown(key, 100)}"
+    where = f"{file}: {shown(key, 100)}" if key else file
     for given, source in sources.items():
         if key == given or given.startswith(f"{key}."):
             where = source
@@ -235,7 +235,7 @@ def _describe(
             where = f"{source}: {key.removeprefix(given + '.')}"
     said = explain(fault, known)
     name, _, rest = said.partition(": ")  # a section's rule names the key that breaks it
-    if flag := sources.get(f"{key}.{name}"):
+    if flag := sources.get(f"{key}.{name}".lstrip(".")):
         return f"{flag}: {rest}"
     return f"{where}: {said}"
 

@@ -302,7 +302,7 @@ def test_what_is_refused(sewa, command, flags, words):
 @pytest.mark.usefixtures("exp")
 def test_without_a_metrics_name_nothing_is_assumed(sewa):
     ended = sewa("select", "exp/", "--score", "echo 1")
-    assert (ended.code, "--metric" in ended.error) == (2, True), ended.err
+    assert (ended.code, "error: --score: needs --metric" in ended.err) == (2, True), ended.err
     ended = sewa("compare", "exp/", "--set", "score=echo 1", "--metric", "-wer")
     assert (ended.code, "give --task here" in ended.error) == (2, True), ended.err
 
