@@ -31,7 +31,7 @@ from sewa_cli.extensions import load_settings
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.opening import open_session
 from sewa_cli.output.mean import Room, in_order, pieces, weighted_mean
-from sewa_cli.rows import CheckpointRows
+from sewa_cli.placing import CheckpointRows
 from sewa_cli.task import make_task
 from sewa_cli.trajectory import Layout, Trajectory
 from sewa_cli.trajectory.tiers import Deltas, Dense, Streamed

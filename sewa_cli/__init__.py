@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sewa_cli.api import select
-    from sewa_cli.commands.selection import Selection
+    from sewa_cli.commands.select import Selection
 
 __all__ = ["Selection", "select"]
 __version__ = "0.1.0"  # pyproject.toml has it from here: asking the installation takes 30 ms
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return select
     if name == "Selection":
-        from sewa_cli.commands.selection import Selection
+        from sewa_cli.commands.select import Selection
 
         return Selection
     raise AttributeError(f"module 'sewa_cli' has no attribute {name!r}")

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from sewa_cli.commands.select import run_select
-from sewa_cli.commands.selection import Selection
+from sewa_cli.commands.select import Selection, run_select
 from sewa_cli.events import Events
 from sewa_cli.extensions import load_settings
 from sewa_cli.task import make_task

@@ -18,8 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
-from sewa_cli.commands.select import run_select
-from sewa_cli.commands.selection import Selection
+from sewa_cli.commands.select import Selection, run_select
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.events import Events
 from sewa_cli.extensions import load_settings

@@ -17,7 +17,7 @@ LAYERS = [
     {"trajectory", "checkpoints", "remote", "task", "report", "callbacks", "stats"},
     {"objective", "present"},
     {"solvers", "methods", "output", "trackers"},
-    {"cache", "candidates", "extensions", "judge", "opening", "placing", "rows", "scores"},
+    {"cache", "candidates", "extensions", "judge", "opening", "placing", "scores"},
     {"scoring"},
     {"comparison"},
     {"commands", "templates"},
@@ -121,7 +121,7 @@ def test_the_core_is_given_its_ranks():
     asking = [
         str(path)
         for path, package, _ in sources()
-        if package in {*CORE, "opening", "placing", "rows", "scores", "scoring", "comparison"}
+        if package in {*CORE, "opening", "placing", "scores", "scoring", "comparison"}
         if "ranks.here()" in (PACKAGE / path).read_text()
     ]
     assert asking == ["opening.py"]  # where a session is opened

@@ -20,7 +20,7 @@ from sewa_cli.cache import open_cache
 from sewa_cli.candidates import check_names, open_candidates, open_named, warn_of_no_steps
 from sewa_cli.checkpoints import Checkpoint, Reads, check_mergeable, paths_of
 from sewa_cli.commands import make_card
-from sewa_cli.commands.selection import Selection
+from sewa_cli.commands.select import Selection
 from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events

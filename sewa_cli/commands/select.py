@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isclose, isfinite
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from sewa_cli.checkpoints import check_mergeable
 from sewa_cli.checkpoints.means import counts_of
 from sewa_cli.commands import make_card
-from sewa_cli.commands.selection import Selection
-from sewa_cli.config import AUTO, Config
+from sewa_cli.config import AUTO, STDOUT, Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.extensions import chosen_solver, solver_for
@@ -29,7 +30,8 @@ from sewa_cli.opening import Session, check_budget, check_objective, open_sessio
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs, settle_outputs, write_results
 from sewa_cli.placing import PlacedRun, Setup, set_up
-from sewa_cli.report.findings import Blend, Expected, Finding, Predicted
+from sewa_cli.present import draw, html, show, summary
+from sewa_cli.report.findings import Blend, Expected, Finding, Mask, Predicted
 from sewa_cli.report.select import Report, Simple
 from sewa_cli.report.shared import Measured, Verdict
 from sewa_cli.rng import seeded
@@ -37,6 +39,9 @@ from sewa_cli.scores import BaselineLosses, Scored
 from sewa_cli.solvers import BACK, LEARNED, Choice, Ground, Solver
 from sewa_cli.task import Task
 from sewa_cli.text import finite, number, or_inf, with_K
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ALWAYS: Sequence[Name] = (("last", None), ("uniform", None))  # shown with the best baseline
 
@@ -63,6 +68,57 @@ class Selected:
     weights: Coefficients
     written: str
     about: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which checkpoints were chosen, how good their average is, and the average."""
+
+    report: Report
+    average: Average = field(repr=False)
+
+    @property
+    def selected(self) -> list[int]:
+        """Return indices into `report.candidates`, ascending."""
+        return self.report.selected
+
+    @property
+    def paths(self) -> list[Path]:
+        return [Path(path) for path in self.report.selected_paths]
+
+    @property
+    def steps(self) -> list[int | None]:
+        return self.report.selected_steps
+
+    @property
+    def probabilities(self) -> list[float]:
+        mask = self.report.find(Mask)
+        return mask.probabilities if mask else [0.0] * self.report.k
+
+    @property
+    def output(self) -> Path | None:
+        named = self.report.output
+        return Path(named) if named not in (None, STDOUT) else None
+
+    def summary(self) -> str:
+        """Return what the command line prints: losses, the best baseline, the verdict."""
+        return summary(self.report)
+
+    def table(self, form: str = "table") -> str:
+        """Return the scores alone, also as markdown, csv or jsonl; or the report as json."""
+        return show(self.report, form)
+
+    def plot(self) -> Figure:
+        """Draw the weights and the losses; needs matplotlib."""
+        return draw(self.report)
+
+    def _repr_html_(self) -> str:
+        """Show the core of the page in a notebook."""
+        return html(self.report)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the averaged weights by the model's names; a tied tensor has one of its names."""
+        return dict(self.average.tensors())
 
 
 def run_select(

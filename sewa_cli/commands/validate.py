@@ -13,10 +13,10 @@ from sewa_cli.extensions import chosen_solver
 from sewa_cli.objective.overlap import find_overlap
 from sewa_cli.objective.tree import rows
 from sewa_cli.opening import check_budget, check_objective, open_session
+from sewa_cli.placing import floats
 from sewa_cli.report.kinds import Validation
 from sewa_cli.report.shared import heading
 from sewa_cli.rng import seeded
-from sewa_cli.rows import floats
 from sewa_cli.scoring.jobs import scores_by_parts
 from sewa_cli.task import Task
 from sewa_cli.text import finite

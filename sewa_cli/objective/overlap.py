@@ -1,8 +1,7 @@
 """Rows that are in two sets of data at once: the choice, or its evaluation, has seen the answers.
 
-A row is known by the bytes of all it is made of, but for its padding where an `attention_mask` says
-what that is. Augmented rows are not recognised, and of a batch
-with anything but arrays and strings nothing is said: silence proves nothing.
+A row is known by the bytes of its tensors and words, but for its padding where an `attention_mask`
+says what that is. Augmented rows are not recognised: silence proves nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from sewa_cli.errors import TaskError, UserCodeError
 from sewa_cli.objective.objective import Data
-from sewa_cli.objective.tree import Nest, rows
+from sewa_cli.objective.tree import Nest, has_rows, is_words, nodes, rows
 from sewa_cli.rng import seeded
 
 MOST_ROWS: Final = 20_000  # of each set
@@ -49,14 +48,11 @@ def find_overlap(
                     "not compared example by example; do not shuffle, or seed anew in each pass"
                 )
         with seeded(seed):  # loaders draw; the run must not notice
-            own: list[bytes] = []
+            own = row_keys(selection)
+            if len(set(own)) < 0.9 * len(own):  # nothing that tells rows apart
+                return
             for name, (data, why) in others.items():
-                if data is None:
-                    continue
-                own = own or row_keys(selection)
-                if len(set(own)) < 0.9 * len(own):  # nothing that tells rows apart
-                    return
-                if n := shared(own, data):
+                if n := 0 if data is None else shared(own, data):
                     seen = f"{n} of the {len(own)} selection examples looked at"
                     yield f"{seen} are in {name} too: {why}"
     except Exception as error:
@@ -77,7 +73,7 @@ def shared(own: list[bytes], others: Iterable[Nest]) -> int:
 
 
 def row_keys(batches: Iterable[Nest]) -> list[bytes]:
-    """A digest of each row, of all its tensors together, for as many as there is time for."""
+    """Return a digest of each row, for as many as there is time for."""
     keys: list[bytes] = []
     started = time.monotonic()
     for batch in batches:
@@ -90,39 +86,21 @@ def row_keys(batches: Iterable[Nest]) -> list[bytes]:
 def _keys(batch: Nest) -> list[bytes]:
     n = rows(batch)
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    parts = [_by_row(leaf, n, mask) for leaf in _leaves(batch)]
-    if not parts or any(part is None for part in parts):
+    parts = [part for leaf in nodes(batch) if (part := _by_row(leaf, n, mask))]
+    # digests, not the bytes: images of twenty thousand rows would fill a gigabyte
+    digests = (blake2b(b"".join(row), digest_size=16) for row in zip(*parts, strict=True))
+    return [digest.digest() for digest in digests]
+
+
+def _by_row(leaf: Any, n: int, mask: Any) -> list[bytes]:
+    """Return the bytes of each of n rows, where the mask is not zero; [] if it has no such rows."""
+    if is_words(leaf, n):
+        return [str(word).encode() for word in leaf]
+    if isinstance(leaf, np.ndarray) and leaf.dtype != object and leaf.ndim and len(leaf) == n:
+        return [row.tobytes() for row in leaf]
+    if not isinstance(leaf, Tensor) or leaf.layout != torch.strided or not has_rows(leaf, n):
         return []
-    # a digest, not the bytes: images of twenty thousand rows would fill a gigabyte
-    return [
-        blake2b(b"".join(row), digest_size=16).digest()
-        for row in zip(*(part for part in parts if part), strict=True)
-    ]
-
-
-def _leaves(batch: Nest) -> Iterator[object]:
-    """Arrays, lists of strings, and whatever else there is; single numbers belong to no row."""
-    if isinstance(batch, Mapping):
-        for item in batch.values():
-            if not isinstance(item, int | float):
-                yield from _leaves(item)
-    elif isinstance(batch, list | tuple) and not all(isinstance(item, str) for item in batch):
-        for item in batch:
-            yield from _leaves(item)
-    elif batch is not None and (not hasattr(batch, "shape") or batch.shape):
-        yield batch
-
-
-def _by_row(leaf: object, n: int, mask: object = None) -> list[bytes] | None:
-    """The bytes of each of n rows, where the mask is not zero; None if it has no such rows."""
-    if isinstance(leaf, Tensor) and isinstance(mask, Tensor) and leaf.shape == mask.shape != (n,):
-        kept = (row[there != 0].detach().cpu() for row, there in zip(leaf, mask, strict=True))
-        return [row.view(torch.uint8).numpy().tobytes() for row in kept]
-    if isinstance(leaf, list | tuple) and len(leaf) == n:
-        return [str(item).encode() for item in leaf]
-    if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
-        whole = leaf.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(n, -1)
-        leaf = whole.view(torch.uint8).numpy() if whole.numel() else None
-    if isinstance(leaf, np.ndarray) and leaf.dtype != object and len(leaf) == n and leaf.size:
-        return [row.tobytes() for row in np.ascontiguousarray(leaf).reshape(n, -1)]
-    return None
+    whole = leaf.detach().cpu().resolve_conj().resolve_neg()
+    is_masked = isinstance(mask, Tensor) and leaf.shape == mask.shape != (n,)
+    kept = (row[there != 0] for row, there in zip(whole, mask, strict=True)) if is_masked else whole
+    return [row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for row in kept]

@@ -11,7 +11,7 @@ from sewa_cli.config import load_config
 from sewa_cli.errors import CheckpointError
 from sewa_cli.events import Events
 from sewa_cli.opening import open_session
-from sewa_cli.rows import CheckpointRows
+from sewa_cli.placing import CheckpointRows
 from sewa_cli.task import make_task
 from sewa_cli.trajectory import products
 from sewa_cli.trajectory.tiers import Dense, Streamed
