@@ -7,7 +7,8 @@ subsets, and numbers are means over them. *5.7 / 2.1*: what was found is 5.7 % b
 checkpoint's score on the subset, and 2.1 % on other, held-out examples. *grid*: the last n
 checkpoints, n from 1 to all, evenly on a logarithmic scale. *greedy*: half of the budget on single
 checkpoints from all over the run, the other half adds them in the order of their scores, each only
-if the score gets better.
+if the score gets better. Without arguments: the made-up contests of `contests.py`, which have no
+other examples.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from contests import CONTESTS, World, k
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -127,6 +129,17 @@ def sewa(k: int, budget: int, score: Score) -> Average:
 METHODS = {"grid": grid, "greedy": greedy, "sewa": sewa}
 
 
+def made_up() -> None:
+    for spread in (0.02, 0.1, 0.4):
+        cells = []
+        for budget, method in product(BUDGETS, METHODS.values()):
+            worlds = [World(seed, spread, 1) for seed in range(CONTESTS)]
+            levels = [world.level(method(k, budget, world.level)) for world in worlds]
+            before = [world.level(latest(1, k)) for world in worlds]
+            cells.append(f"{100 - 100 * fmean(levels) / fmean(before):.1f}")
+        sys.stdout.write(f"| made up, spread {spread} | {' | '.join(cells)} |\n")
+
+
 def main() -> None:
     samples, out = Path(sys.argv[1]).absolute(), sys.stdout.write
     named = [one.partition("=")[::2] for one in sys.argv[2:]]
@@ -139,9 +152,8 @@ def main() -> None:
         last = latest(1, run.k)
         before = fmean(run.on(n)(last) for n in range(SUBSETS)), run.heldout(last)
         cells = []
-        for column, (budget, method) in zip(
-            columns, product(BUDGETS, METHODS.values()), strict=True
-        ):
+        each = product(BUDGETS, METHODS.values())
+        for column, (budget, method) in zip(columns, each, strict=True):
             found = [method(run.k, budget, run.on(n)) for n in range(SUBSETS)]
             seen = fmean(run.on(n)(average) for n, average in enumerate(found))
             after = seen, fmean(map(run.heldout, found))
@@ -154,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main() if len(sys.argv) > 1 else made_up()
