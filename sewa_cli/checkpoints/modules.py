@@ -60,10 +60,10 @@ def parts_of(folder: Path) -> dict[str, Path]:
     return _modules(folder)
 
 
-def files_of(folder: Path) -> tuple[Path, ...]:
+def files_of(folder: Path, parts: Mapping[str, Path]) -> tuple[Path, ...]:
     """Return the file that describes the folder, and those of weights."""
     describing = next(p for name in (SPEECHBRAIN, SENTENCES) if (p := folder / name).is_file())
-    return describing, *parts_of(folder).values()
+    return describing, *parts.values()
 
 
 def _modules(folder: Path) -> dict[str, Path]:
@@ -102,14 +102,12 @@ def _objects(folder: Path) -> list[Path]:
     return found
 
 
-def _header(path: Path) -> Header:
-    if path.suffix == tensor_files.SUFFIX:
-        return tensor_files.open_file(path)
-    return pytorch.open_file(path)
-
-
-def open_folder(folder: Path) -> Header:
-    parts = {prefix: _header(path) for prefix, path in parts_of(folder).items()}
+def open_folder(folder: Path, files: Mapping[str, Path], state_key: str | None) -> Header:
+    parts = {}
+    for prefix, path in files.items():
+        is_torch = path.suffix in pytorch.SUFFIXES
+        found = pytorch.open_file(path, state_key) if is_torch else tensor_files.open_file(path)
+        parts[prefix] = found
     header = Header(
         tensors={p + name: info for p, one in parts.items() for name, info in one.tensors.items()},
         files=(),
@@ -119,7 +117,7 @@ def open_folder(folder: Path) -> Header:
         groups=tuple(prefix.removesuffix(".") for prefix in parts),
     )
     header = header if len(parts) > 1 else parts[""]
-    header.files = files_of(folder)
+    header.files = files_of(folder, files)
     if (folder / SPEECHBRAIN).is_file():
         header.step, header.metrics = _speechbrains(folder)
     return header

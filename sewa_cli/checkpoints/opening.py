@@ -121,8 +121,8 @@ def _read_header(path: Path, weights: Path, state_key: str | None) -> Header:
         return distributed.open_folder(weights.parent, state_key)
     if weights.name == adapters.WEIGHTS and path.is_dir():
         adapters.read_config(path)  # now, not when the average is written
-    if path.is_dir() and modules.parts_of(path):
-        return modules.open_folder(path)
+    if path.is_dir() and (parts := modules.parts_of(path)):
+        return modules.open_folder(path, parts, state_key)
     if weights.name == MODEL_BIN + tensor_files.INDEX:
         return pytorch.open_set(weights, state_key)
     if weights.name.endswith(tensor_files.INDEX):
@@ -146,8 +146,8 @@ def files_of(path: Path) -> tuple[Path, ...]:
     weights = (weights_in(path) or path) if path.is_dir() else path
     if weights.name == distributed.METADATA:
         return distributed.files_in(weights.parent)
-    if path.is_dir() and modules.parts_of(path):
-        return modules.files_of(path)
+    if path.is_dir() and (parts := modules.parts_of(path)):
+        return modules.files_of(path, parts)
     if weights.name.endswith(tensor_files.INDEX):
         return (weights, *tensor_files.shards_of(tensor_files.read_index(weights)))
     return (weights,)
