@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from sewa_cli.errors import ConfigError
+from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task import load_task
 
 SAMPLE = Path(__file__).parents[2] / "sample_configs" / "lm_eval"
@@ -165,6 +165,9 @@ def test_a_task_that_there_is_not_is_named():
     args = {"tasks": ["largst"], "include_path": "tasks", "model": NEWEST}
     with pytest.raises(ConfigError, match="lm-eval has no largst; did you mean largest"):
         load_task("lm-eval", args)
+    Path("data/selection.jsonl").unlink()
+    with pytest.raises(TaskError, match=r"args.tasks: requests .*: Unable to find .*selection"):
+        load_task("lm-eval", args | {"tasks": ["largest"]})
 
 
 @pytest.mark.breadth

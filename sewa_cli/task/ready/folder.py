@@ -138,7 +138,7 @@ class Source:
 
     def read(self, auto: str, folder: Path) -> Any:
         """Read AutoConfig, AutoTokenizer or AutoImageProcessor from a folder."""
-        with _making(f"an {auto}", folder):
+        with making(f"an {auto}", folder):
             return getattr(self.transformers, auto).from_pretrained(folder, **self._options())
 
     def generation(self) -> Any:
@@ -146,7 +146,7 @@ class Source:
         folder = self.folders.config
         if not (folder / GENERATION).is_file():
             return None
-        with _making("settings of generation", folder / GENERATION):
+        with making("settings of generation", folder / GENERATION):
             return self.transformers.GenerationConfig.from_pretrained(folder)
 
     def _options(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Source:
         """Build the model, without weights; with those of its base for adapters."""
         make, base = getattr(self.transformers, auto), self.folders.base
         if base is None:
-            with _making(f"a model for {kind}", self.folders.config):
+            with making(f"a model for {kind}", self.folders.config):
                 built: nn.Module = make.from_config(
                     config, trust_remote_code=self.trust_remote_code
                 )
@@ -185,10 +185,10 @@ class Source:
         """Load the base with the adapter's layers in it, under the names of the base."""
         adapter, peft = self.folders.adapter, import_library("an adapter", "peft")
         assert adapter is not None
-        with _making("settings of an adapter", adapter):
+        with making("settings of an adapter", adapter):
             settings = peft.PeftConfig.from_pretrained(adapter)
         _check_inside(adapter, settings)
-        with _making(f"a model for {kind}", base), self._without_bars():
+        with making(f"a model for {kind}", base), self._without_bars():
             built, found = make.from_pretrained(
                 base,
                 config=config,
@@ -196,7 +196,7 @@ class Source:
                 output_loading_info=True,
                 **self._options(),
             )
-        with _making("a model with the adapter", f"{adapter} on {base}"):
+        with making("a model with the adapter", f"{adapter} on {base}"):
             whole = peft.PeftModel.from_pretrained(built, adapter, config=settings)
         inside: nn.Module = whole.get_base_model()
         saved = {name for name, _ in inside.named_modules() if name.endswith(".modules_to_save")}
@@ -225,7 +225,7 @@ def _check_inside(adapter: Path, settings: Any) -> None:
 
 
 @contextmanager
-def _making(what: str, source: object) -> Iterator[None]:
+def making(what: str, source: object) -> Iterator[None]:
     try:
         yield
     except (MemoryError, SewaError):

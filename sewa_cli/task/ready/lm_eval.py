@@ -27,7 +27,7 @@ from sewa_cli.errors import ConfigError
 from sewa_cli.settings import Count, Settings, Whole
 from sewa_cli.task.ready import Newest, Ready, import_library
 from sewa_cli.task.ready.args import Existing, parse
-from sewa_cli.task.ready.folder import Dtype, Source, find_folders, has_config
+from sewa_cli.task.ready.folder import Dtype, Source, find_folders, has_config, making
 from sewa_cli.text import did_you_mean
 
 Document = tuple[str, int, str]  # its task, its number, and a hash of what is asked and wanted
@@ -93,7 +93,7 @@ class Harness:
             "scores": self.scores,
             "corpus": self.corpus,
         }
-        with _quiet():
+        with _quiet(), making("requests", "args.tasks"):
             manager = _manager(args)
             for function, named in (("score_parts", args.tasks), ("heldout_parts", args.heldout)):
                 if named:
