@@ -394,11 +394,16 @@ def _without_last(
         elif step is None:
             tell = note if is_last(checkpoint.path) else warn
             tell(f"{checkpoint.path}: left out; it has no step, and others have")
-        elif twin and is_last(checkpoint.path):
+        elif twin and (is_last(checkpoint.path) or _is_saved_twice(twin, checkpoint)):
             note(f"{checkpoint.path}: left out; {twin.path.name} has the same step")
         else:
             kept.append(checkpoint)
     return kept
+
+
+def _is_saved_twice(one: Checkpoint, two: Checkpoint) -> bool:
+    """Whether icefall saved an epoch's end that was also due by the number of batches."""
+    return two.averaged is not None and one.averaged == two.averaged and one.path < two.path
 
 
 def _without_twins(opened: Sequence[Checkpoint], warn: Callable[[str], None]) -> list[Checkpoint]:

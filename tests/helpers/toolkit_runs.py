@@ -82,6 +82,7 @@ def icefall(folder: Path) -> None:
         }
         name = f"epoch-{step // 200}.pt" if step % 200 == 0 else f"checkpoint-{step}.pt"
         torch.save(content | params, folder / name)
+    torch.save(content | params, folder / f"checkpoint-{step}.pt")
     (folder / "best-valid-loss.pt").write_bytes((folder / "epoch-2.pt").read_bytes())
     torch.save({"model": weights(0)}, folder / "pretrained.pt")
 
