@@ -125,6 +125,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/saving.py
 	$(BIN)/python benchmarks/ranks.py
+	$(BIN)/python benchmarks/remote.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis .parts *.egg-info

@@ -11,6 +11,8 @@ from pathlib import Path, PurePath
 from typing import Final, Protocol
 
 _URL: Final = re.compile(r"(hf|s3|gs|az|https?|sftp|memory):/+(.*)", re.DOTALL)
+_USER: Final = re.compile(r"(\w:/+)[^/\s@]*:[^/\s@]*@")
+_QUERY: Final = re.compile(r"(\w:/+[^\s?]*)\?[^\s'\")]+")
 OPEN: Final[dict[str, Mirror]] = {}  # by the folder that it fills
 
 
@@ -37,8 +39,8 @@ def url_of(path: PurePath | str) -> str | None:
 
 
 def named(text: object) -> str:
-    """Return the text with remote files called by their URLs."""
-    line = str(text)
+    """Return the text with remote files called by their URLs, and without credentials in URLs."""
+    line = _QUERY.sub(r"\1", _USER.sub(r"\1", str(text)))
     for folder in OPEN:
         line = re.sub(re.escape(folder) + r"/([a-z0-9]+):/", r"\1://", line)
     return line

@@ -7,27 +7,25 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from sewa_cli import mirrors
 from sewa_cli.errors import CheckpointError, ConfigError, SewaError
 from sewa_cli.text import one_line, shown
 
 _EXTRAS: Final = {"hf": "hub", "s3": "s3", "gs": "gcs"}
 _LIBRARIES: Final = {"az": "adlfs", "sftp": "paramiko", "http": "aiohttp", "https": "aiohttp"}
-_SECRET: Final = re.compile(r"(?<=://)[^/\s@]*:[^/\s@]*@|\?[^\s'\")]*")
 _TAGS: Final = ("ETag", "etag", "content_md5", "md5Hash", "mtime", "created", "LastModified")
 
 
 def check_url(url: str) -> None:
-    """Refuse credentials in a URL, which would end up in reports and logs."""
+    """Refuse credentials in a URL, which would end up in reports, and what leads elsewhere."""
+    if ".." in PurePosixPath(url).parts:
+        raise ConfigError(f"{url}: has .. in it; write the place in full")
     user = urlsplit(url).netloc.rpartition("@")[0]
     if "?" in url or ":" in user or (user and not url.startswith("sftp:")):
         raise ConfigError(
-            f"{masked(url)}: a URL may hold no credentials and no query; use the environment or "
+            f"{url}: a URL may hold no credentials and no query; use the environment or "
             "the configuration of its library"
         )
-
-
-def masked(text: str) -> str:
-    return _SECRET.sub("", text)
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -71,13 +69,13 @@ def tag_of(info: dict[str, Any]) -> str:
 
 
 def failure(url: str, error: BaseException, kind: type[SewaError] = CheckpointError) -> SewaError:
-    """Say in one line what a library reported, without credentials."""
+    """Say in one line what a library reported."""
     if isinstance(error, SewaError):
         return error
     if isinstance(error, FileNotFoundError):
         return kind(f"{url}: no such file or folder")
-    reason = masked(one_line(error)) or type(error).__name__
+    reason = one_line(error) or type(error).__name__
     hint = ""
     if isinstance(error, PermissionError) or re.search(r"\b40[13]\b", reason):
         hint = "; check the credentials that its library uses"
-    return kind(f"{url}: {shown(reason, 200)}{hint}")
+    return kind(f"{url}: {shown(mirrors.named(reason), 200)}{hint}")

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from typing import IO, Any, Final
 
 from sewa_cli import mirrors, ranks
@@ -75,7 +75,7 @@ class ScratchFolder:
         self._ahead = CONNECTIONS  # blocks of a file that are fetched together
         self._used = 0  # bytes of headers, whole files and blocks
         self._order: list[Path] = []  # of files that are about to be read whole
-        self._lock = RLock()
+        self._lock, self._asking = RLock(), Lock()
         self._pool = ThreadPoolExecutor(CONNECTIONS, "fetch")
         self._listed = self._fetched = 0.0  # when each was last done
         mirrors.OPEN[str(self.root)] = self
@@ -128,12 +128,12 @@ class ScratchFolder:
         except Exception as error:
             raise failure(url.rpartition("/")[0], error, OutputError) from error
         for info in beside:
-            if info["type"] == "file":
-                file = info["name"].rpartition("/")[2]
+            file = info["name"].rstrip("/").rpartition("/")[2]
+            if info["type"] == "file" and file not in ("", ".", ".."):
                 self._note(fs, f"{parent}/{file}", local.with_name(file), info)
-        if any(info["type"] == "directory" and info["name"].endswith(name) for info in beside):
-            self._places[url] = fs, place, local
-            self._list(url)
+            elif info["type"] == "directory" and file == name:
+                self._places[url] = fs, place, local
+                self._list(url)
         local.parent.mkdir(parents=True, exist_ok=True)
         return local
 
@@ -171,9 +171,10 @@ class ScratchFolder:
         self._forget(path)
         if size is None:
             raise CheckpointError(f"{url}: its server does not say how large it is; download it")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            file.truncate(size)
+        with writing(self.root):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                file.truncate(size)
         self._files[path] = _Remote(url, fs, place, size, tag)
 
     def _forget(self, path: Path) -> None:
@@ -185,12 +186,11 @@ class ScratchFolder:
         path.unlink(missing_ok=True)
 
     def stamp(self, path: Path, fresh: bool) -> tuple[int, int] | None:
-        with self._lock:
+        with self._asking:
             if fresh and self._listed <= self._fetched:
-                for url in self._places:
-                    self._list(url)
-            known = self._files.get(path)
-        if known is None:
+                with ThreadPoolExecutor(CONNECTIONS) as pool:
+                    list(pool.map(self._list, self._places))
+        if (known := self._files.get(path)) is None:
             return None
         return known.size, int.from_bytes(sha256(known.tag.encode()).digest()[:8])
 
@@ -264,6 +264,8 @@ class ScratchFolder:
             found = hub.download(known.fs, known.place)
         except Exception as error:
             raise failure(known.url, error) from error
+        finally:
+            self._fetched = time.monotonic()
         if found.stat().st_size != known.size:
             raise _changed(known)
         path.unlink()

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -71,8 +72,11 @@ def test_what_does_not_fit_is_streamed_within_the_cap(sewa, large, monkeypatch):
 
     def watch():
         while not over.wait(0.005):
-            found = [path for path in Path("scratch").rglob("*") if path.is_file()]
-            sizes.append(sum(one.stat().st_blocks * 512 for one in found if one.exists()))
+            found = 0
+            for path in Path("scratch").rglob("*"):
+                with suppress(FileNotFoundError):
+                    found += path.lstat().st_blocks * 512 if path.is_file() else 0
+            sizes.append(found)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -86,7 +90,7 @@ def test_what_does_not_fit_is_streamed_within_the_cap(sewa, large, monkeypatch):
     sewa("average", "large", "-o", "local.safetensors")
     assert Path("out.safetensors").read_bytes() == Path("local.safetensors").read_bytes()
     assert large.server.sent < size_of("large") + 10 * 2**16 + 40_000
-    assert 1_000_000 < max(sizes) < cap * 1.02  # folders have blocks, too
+    assert 500_000 < max(sizes) < cap * 1.02  # folders have blocks, too
     assert scratch_is_empty()
 
 
@@ -237,10 +241,15 @@ def test_an_upload_that_fails_leaves_nothing_visible(sewa, store, monkeypatch):
 
 @breadth
 @pytest.mark.parametrize(
-    "url", ["s3://key:SECRET@bucket/run", "https://host/a.safetensors?token=SECRET"]
+    "url",
+    [
+        "s3://key:SECRET@bucket/run",
+        "https://host/a.safetensors?token=SECRET",
+        "s3://bucket/../run",
+    ],
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(sewa, store, url):
-    for arguments in ((url,), ("ckpts", "-o", url)):
+    for arguments in ((url,), ("ckpts", "-o", url), ("ckpts", "--report", url)):
         ended = sewa("average", *arguments)
         assert ended.code == 2
         assert "SECRET" not in ended.err
