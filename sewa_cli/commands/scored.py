@@ -140,7 +140,7 @@ def run_scored(
                 metric.follow()
                 choice = solver.choose(problem, config.K)
                 spent = metric.board.spent
-                events.progress("evaluating parts", spent, spent)
+                events.progress("evaluating", spent, spent)
             with clock("evaluate"):
                 choice, verdict = confirm(metric, choice)
         began, reported = time.perf_counter(), choice.find(ContestFinding)

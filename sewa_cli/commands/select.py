@@ -193,7 +193,7 @@ def _by_metric(setup: Setup) -> tuple[Selected, PlacedRun]:
         with session.clock("learn"):
             choice = setup.solver.choose(problem, session.config.K)
             spent = metric.board.spent
-            session.events.progress("evaluating parts", spent, spent)
+            session.events.progress("evaluating", spent, spent)
         with session.clock("evaluate"):
             choice, verdict = confirm(metric, choice)
             with seeded(session.config.seed):

@@ -144,7 +144,7 @@ class Metric:
             return
         heldout = 0 if self.judge.whole else SHOWN * (self.heldout_parts or 0)
         self.events.follow(
-            [Planned("evaluating parts", budget), Planned("held-out parts", heldout)],
+            [Planned("evaluating", budget), Planned("held-out parts", heldout)],
             lambda: self.board.spent + self.heldout_evaluations,
         )
 

@@ -181,7 +181,7 @@ class Board:
             else:
                 repeated += call.one_by_one()
                 self._give_up_if_hopeless(call, answer.line)
-            self.events.progress("evaluating parts", self.spent, self.evaluations or 0)
+            self.events.progress("evaluating", self.spent, self.evaluations or 0)
         return repeated
 
     def _cost(self, call: Asked) -> int:

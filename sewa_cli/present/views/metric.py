@@ -205,10 +205,9 @@ def failures(
 def effort(found: ContestFinding) -> str:
     spent = f"{found.evaluations:,} evaluation{'' if found.evaluations == 1 else 's'}"
     of = f" of {found.budget:,}" if isinstance(found.budget, int) else f" in {found.budget}"
-    said = (
-        f"{spent}{of} to choose by {found.metric} ({comparative(found.goal)} is better), over "
-        f"{found.parts:,} part{'' if found.parts == 1 else 's'}"
-    )
+    said = f"{spent}{of} to choose by {found.metric} ({comparative(found.goal)} is better)"
+    if found.parts > 1:
+        said += f", over {found.parts:,} parts"
     if found.heldout_evaluations:
         said += f"; {found.heldout_evaluations:,} held out"
     if found.failures:
