@@ -20,7 +20,6 @@ from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from shlex import split
-from threading import Lock
 from typing import Final, NamedTuple
 
 from sewa_cli import interrupts
@@ -32,6 +31,7 @@ from sewa_cli.text import one_line
 CHUNK: Final = 2**16
 TAIL: Final = 2**16  # bytes of standard error that are kept
 MOST: Final = 256 * MIB  # of standard output
+GRACE: Final = 2.0  # seconds to end before it is killed
 LEFT_OPEN: Final = 5.0  # seconds for what the command has printed, once it has ended
 TICK: Final = 0.2
 PLACE: Final = re.compile(r"\{(checkpoint|part|worker)\}")
@@ -66,8 +66,7 @@ class Commands:
         self._free = SimpleQueue[int]()
         for number in range(workers):
             self._free.put(number)
-        self._running = set[subprocess.Popen[bytes]]()
-        self._lock, self._is_ended = Lock(), False
+        self._is_ended = False
 
     def run(
         self, calls: Iterable[Call], until: float | None = None
@@ -86,18 +85,10 @@ class Commands:
                     yield under_way.pop(future), future.result()
                 interrupts.stop_if_interrupted()
         finally:
-            self._end()
+            self._is_ended = True
             wait(under_way)
 
-    def _end(self) -> None:
-        with self._lock:
-            self._is_ended = True
-            for process in self._running:
-                if process.returncode is None:
-                    end_group(process.pid)
-
     def close(self) -> None:
-        self._end()
         self._pool.shutdown()
 
     def _run(self, call: Call) -> str | Failed:
@@ -111,29 +102,26 @@ class Commands:
         values = {"checkpoint": str(call.checkpoint), "part": call.part, "worker": str(worker)}
         words = [PLACE.sub(lambda found: values[found[1]], word) for word in self._words]
         environment = {f"SEWA_{name.upper()}": value for name, value in values.items()}
-        with self._lock:
-            if self._is_ended:
-                return Failed("interrupted")
-            try:
-                process = subprocess.Popen(
-                    words,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env={**os.environ, **environment},
-                    start_new_session=True,
-                )
-            except OSError as error:
-                return Failed(f"{words[0]}: {error.strerror}", is_final=True)
-            self._running.add(process)
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Failed(f"{words[0]}: {error.strerror}", is_final=True)
         try:
             return self._listen(process)
         finally:
             if process.poll() is None:
+                end_group(process.pid, signal.SIGTERM)  # it may have files to remove
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE)
                 end_group(process.pid)
                 process.wait()
-            with self._lock:
-                self._running.discard(process)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> str | Failed:
         printed, said, size = list[bytes](), b"", 0
@@ -144,8 +132,13 @@ class Commands:
         with selectors.DefaultSelector() as selector, process.stdout, process.stderr:
             for stream in (process.stdout, process.stderr):
                 selector.register(stream, selectors.EVENT_READ)
-            while selector.get_map():
-                for key, _ in selector.select(TICK):
+            while not (has_ended and not selector.get_map()):
+                if self._is_ended:
+                    return Failed("interrupted")
+                is_closed = not selector.get_map()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(TICK if is_closed else 0)
+                for key, _ in selector.select(0 if is_closed else TICK):
                     chunk = os.read(key.fd, CHUNK)
                     if not chunk:
                         selector.unregister(key.fileobj)
@@ -164,10 +157,6 @@ class Commands:
                     if has_ended:
                         break
                     return Failed(f"took longer than {self._timeout:g} s")
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(None if end is None else max(0.0, end - time.monotonic()))
-        if process.returncode is None:
-            return Failed(f"took longer than {self._timeout:g} s")
         if process.returncode != 0:
             return Failed(f"it {cause(process.returncode)}{_last_line(said)}")
         return b"".join(printed).decode(errors="replace")
@@ -186,6 +175,6 @@ def cause(code: int) -> str:
     return f"was killed (signal {-code}){why}"
 
 
-def end_group(leader: int) -> None:
+def end_group(leader: int, number: int = signal.SIGKILL) -> None:
     with suppress(OSError, AttributeError):  # it has ended; a system without groups
-        os.killpg(leader, signal.SIGKILL)
+        os.killpg(leader, number)

@@ -257,6 +257,8 @@ def test_ctrl_c_ends_the_command_with_all_that_it_has_started(sewa):
     del sewa
     script(
         "if len(open('calls').readlines()) == 4:\n"
+        "    import signal\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: open('tidy', 'w') and sys.exit(1))\n"
         "    if not os.fork(): open('child', 'w').write(str(os.getpid())); time.sleep(60)\n"
         "    time.sleep(60)\n"
         "print(wer)"
@@ -273,6 +275,7 @@ def test_ctrl_c_ends_the_command_with_all_that_it_has_started(sewa):
     assert process.returncode == 0, said
     assert "interrupted: the choice uses the 3 evaluations so far" in said
     assert OUTPUT.exists()
+    assert Path("tidy").exists()  # it could remove its files
     about = Path("/proc", Path("child").read_text(), "stat")
     assert not about.exists() or ") Z " in about.read_text()
 
