@@ -76,7 +76,6 @@ def test_the_site_is_built_and_its_links_lead_somewhere(tmp_path):
 
 CONSOLE = re.compile(r"(?:<!-- not run: (.+?) -->\n+)?```console\n(.*?)```", re.DOTALL)
 FAST = {"averaging"}  # the commands of the others are breadth
-UNMARKED = {"layouts", "metrics"}
 
 
 def commands_of_pages():
@@ -84,8 +83,6 @@ def commands_of_pages():
         runs = []
         for reason, block in CONSOLE.findall(page.read_text()):
             commands = re.findall(r"^\$ (.+)$", block, re.MULTILINE)
-            if page.stem in UNMARKED:
-                continue
             if reason:
                 skip = pytest.mark.skip(reason=f"{page.name}: {reason}: {commands[0]}")
                 yield pytest.param(page, commands, marks=[skip, pytest.mark.breadth])
