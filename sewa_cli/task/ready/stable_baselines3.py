@@ -13,6 +13,7 @@ from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from torch import nn
 from torch.optim import Optimizer
@@ -77,7 +78,7 @@ def _build(path: Path, env: Any) -> nn.Module:
         about = json.loads(archives.read_member(path, "data"))
         policy = _unpacked(path, about["policy_class"])
         options = dict(_unpacked(path, about["policy_kwargs"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OSError, BadZipFile) as error:
         raise TaskError(
             f"{path}: does not say what its policy is; save it by PPO.save, or write a task.py"
         ) from error
@@ -93,11 +94,15 @@ def _unpacked(path: Path, value: Any) -> Any:
         return value
     data = base64.b64decode(value[":serialized:"], validate=True)
     try:
-        return _resolved(inert.load(data, lambda module, _: module.split(".")[0] in _LIBRARIES))
+        return _resolved(inert.load(data, _is_of_library))
     except Exception as error:  # a torn pickle fails in many ways
         raise TaskError(
             f"{path}: its policy needs {shown(error, 100)}, which could run code; write a task.py"
         ) from None
+
+
+def _is_of_library(module: str, _: str = "") -> bool:
+    return module.split(".")[0] in _LIBRARIES
 
 
 def _resolved(value: Any) -> Any:
@@ -106,7 +111,7 @@ def _resolved(value: Any) -> Any:
         return {key: _resolved(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(_resolved, value))
-    if isinstance(value, type):
+    if isinstance(value, type) and _is_of_library(value.__module__):
         found = getattr(import_module(value.__module__), value.__qualname__)
         if issubclass(found, nn.Module | Optimizer):
             return found
