@@ -1,4 +1,4 @@
-"""From a URL to the files that it names, by the library of its scheme."""
+"""Find the files that a URL names, by the library of its scheme."""
 
 from __future__ import annotations
 

@@ -142,6 +142,11 @@ class ScratchFolder:
         paths = [known for known in self._files if known == path or path in known.parents]
         return [self._files.pop(known).place for known in paths]
 
+    def removed(self, folder: Path) -> list[str]:
+        """Return the remote files in a folder whose local ones sewa has removed."""
+        gone = [path for path in self._files if path.parent == folder and not path.exists()]
+        return [self._files[path].place for path in gone]
+
     def _list(self, url: str) -> None:
         fs, place, local = self._places[url]
         self._listed = time.monotonic()
@@ -450,7 +455,10 @@ def local_paths(config: Config) -> tuple[Path, ...]:
 
 
 def local_path(path: Path, *, beside: bool = False) -> Path:
-    """Return a local folder or file for one that may be remote; `beside`: and its neighbours."""
+    """Return a local folder or file for one that may be remote.
+
+    beside: list the files in the same folder too, which may be its report or output.
+    """
     if (url := mirrors.url_of(path)) is None:
         return path
     scratch = scratch_for(None, None)

@@ -14,7 +14,13 @@ from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.remote.places import check_url, failure
 from sewa_cli.remote.scratch import ScratchFolder, scratch_for
 
-_LAST: Final = (SUFFIX, INDEX, REPORT)  # a folder is whole when these are there, in this order
+_LAST: Final = (
+    SUFFIX,
+    ".distcp",
+    INDEX,
+    ".metadata",
+    REPORT,
+)  # a folder is whole when these are there, in this order
 
 
 def place_output(config: Config) -> Path:
@@ -31,8 +37,8 @@ def place_output(config: Config) -> Path:
 def upload(output: Path, report: Path | None, force: bool) -> None:
     """Send an output and its report, if they are remote.
 
-    The weights come after the other files, then the index and the report. What was there and would
-    fit to none of the new files is removed first.
+    The weights come after the other files, then the index and the report. A folder or report that
+    is replaced is removed first, so that nothing describes other files.
     """
     scratch = mirrors.mirror_of(output)
     if not isinstance(scratch, ScratchFolder):
@@ -46,14 +52,15 @@ def upload(output: Path, report: Path | None, force: bool) -> None:
         old = scratch.give_up(output)
         if not force and (old or fs.exists(place)):
             raise OutputError(f"{output}: appeared while sewa was working; use --force")
-        stale = [one for one in old if output.is_dir()]
+        stale = [*(old if output.is_dir() else ()), *scratch.removed(output.parent)]
         if report is not None:
             stale += scratch.give_up(report)
         for name in sorted(stale, key=_rank, reverse=True):
             fs.rm_file(name)
-        files = list(output.iterdir()) if output.is_dir() else [output]
-        for path in sorted(files, key=lambda path: _rank(path.name)):
-            target = place if path == output else f"{place}/{path.name}"
+        files = [output, *output.rglob("*")]
+        for path in sorted(filter(Path.is_file, files), key=lambda path: _rank(path.name)):
+            inside = path.relative_to(output).as_posix()
+            target = place if path == output else f"{place}/{inside}"
             sent.append(target)
             fs.put_file(str(path), target)
         if report is not None:

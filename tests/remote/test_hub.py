@@ -1,5 +1,6 @@
 """Revisions on a hub of our own, read by the real client in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.servers import Counted, Hub
+from helpers.tiny import TASK, train_tiny
 from safetensors.torch import load_file, save
 
 pytestmark = pytest.mark.breadth
@@ -119,3 +121,18 @@ def test_a_hub_that_is_busy_for_a_moment_is_asked_again(hub, run):
     server.fail = lambda _: Response("", 503) if len(server.asked) in (9, 12) else None
     ended = run("average", "hf://org/run", "--revisions", "step*", "-o", "out")
     assert ended.returncode == 0, ended.stderr
+
+
+def test_select_learns_from_revisions_as_from_files(hub, run):
+    paths = train_tiny(Path("ckpts"))
+    hub[0].files = {path.stem: {"model.safetensors": path.read_bytes()} for path in paths}
+    Path("task.py").write_text(TASK)
+    options = ("--task", "task.py", "--device", "cpu", "-o")
+    ended = run("select", "hf://org/run", "--revisions", "step-*", *options, "hub.safetensors")
+    assert ended.returncode == 0, ended.stderr
+    assert hub[1].gets("model.safetensors") == 12
+    assert run("select", "ckpts", *options, "local.safetensors").returncode == 0
+    one, two = load_file("hub.safetensors"), load_file("local.safetensors")
+    assert all(torch.equal(one[name], two[name]) for name in two)
+    sources = json.loads(Path("hub.report.json").read_text())["recipe"]["sources"]
+    assert all(source["path"].startswith("hf://org/run@step-") for source in sources)

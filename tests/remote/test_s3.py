@@ -121,6 +121,22 @@ def test_select_learns_from_the_store_and_its_report_names_urls(sewa, store):
 
 
 @breadth
+def test_a_report_of_what_is_replaced_is_removed(sewa, store):
+    output = ("-o", "s3://bucket/out/best.safetensors")
+    Path("task.py").write_text(TASK)
+    store.put(Path("task.py"), "out/note.json")
+    select = ("select", "s3://bucket/run", "--task", "task.py", "--device", "cpu", "--K", "3")
+    assert sewa(*select, "--solver", "linear", *output).code == 0
+    kept = {"out/best.safetensors", "out/note.json"}
+    assert {key for key in store.listed() if key.startswith("out/")} == {
+        *kept,
+        "out/best.report.json",
+    }
+    assert sewa("average", "s3://bucket/run", *output, "--force").code == 0
+    assert {key for key in store.listed() if key.startswith("out/")} == kept
+
+
+@breadth
 def test_a_folder_is_sent_with_its_index_and_report_last(sewa, store):
     for step in (1, 2):
         folder = Path(f"hf/checkpoint-{step}")
