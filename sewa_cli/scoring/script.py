@@ -112,8 +112,11 @@ def open_scratch(
             f"scratch: {parent}: {fewest} averages need {in_bytes(fewest * size)}, and "
             f"{in_bytes(room)} are free; use another --scratch DIR"
         )
+    most = fewest
+    if config.objective.parts is not None:  # an average may be asked on more of them later
+        most = min(MOST_KEPT, max(fewest, room // 2 // size))
     with publish.temporary(parent, is_folder=True) as folder:
-        yield Scratch(write, folder, min(MOST_KEPT, max(fewest, room // 2 // size)))
+        yield Scratch(write, folder, most)
 
 
 class ScriptJudge:

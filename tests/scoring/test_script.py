@@ -26,6 +26,8 @@ path, *rest = sys.argv[1:]
 part = int(rest[0]) if rest else 0
 with open("calls", "a") as file:
     file.write(f"{path} {part} {os.environ['SEWA_WORKER']}\\n")
+with open("written", "a") as file:
+    file.write(f"{len(os.listdir(os.path.dirname(os.path.dirname(os.path.abspath(path)))))}\\n")
 with zipfile.ZipFile(path) as file:
     name = next(name for name in file.namelist() if name.endswith("/data/0"))
     w = array.array("f", file.read(name))
@@ -76,6 +78,7 @@ def test_the_command_says_of_the_output_what_the_report_says(sewa):
     assert len(made) == contest["evaluations"] <= 12
     assert len({path for path, *_ in made}) == len(made)
     assert not any(Path(path).exists() for path, *_ in made)  # each was removed
+    assert max(map(int, Path("written").read_text().split())) <= 2
     assert best < contest["scores"]["last"]["selection"]
     assert shell(f"SEWA_WORKER=0 {PYTHON} decode.py best.pt").stdout == f"WER {best} %\n"
     content = torch.load(OUTPUT)
