@@ -24,7 +24,7 @@ def sample(once, tmp_path, monkeypatch):
             spec.loader.exec_module(train)
             train.write_data("selection", 40, seed=-1)
             train.write_data("heldout", 50, seed=-2)
-            train.train(folder / "ckpts", steps=80, every=20)
+            train.train(folder / "ckpts", steps=40, every=10)
 
         shutil.copytree(once(f"generated_{name}", make), tmp_path / "work")
         monkeypatch.chdir(tmp_path / "work")
@@ -81,9 +81,9 @@ def test_the_loss_of_a_translation_is_that_of_transformers(sample, sewa):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     folder = sample("translation")
-    [file] = json.loads(sewa("evaluate", "ckpts/checkpoint-80", "--json").out)["files"]
-    tokenizer = AutoTokenizer.from_pretrained("ckpts/checkpoint-80")
-    model = AutoModelForSeq2SeqLM.from_pretrained("ckpts/checkpoint-80")
+    [file] = json.loads(sewa("evaluate", "ckpts/checkpoint-40", "--json").out)["files"]
+    tokenizer = AutoTokenizer.from_pretrained("ckpts/checkpoint-40")
+    model = AutoModelForSeq2SeqLM.from_pretrained("ckpts/checkpoint-40")
     total = count = 0
     for row in rows_of(folder / "data" / "heldout.jsonl"):
         labels = tokenizer(text_target=row["target"], return_tensors="pt")["input_ids"]
