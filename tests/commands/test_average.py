@@ -184,7 +184,7 @@ def test_no_command_writes_an_average_of_files_that_change_meanwhile(sewa, monke
         for path in sorted(Path("ckpts").iterdir()):
             write_into(path)
 
-    calls = before_call(monkeypatch, writer, "_bytes", 2, change)
+    calls = before_call(monkeypatch, writer.np, "ascontiguousarray", 2, change)
     ended = sewa(*command)
     assert calls() > 2
     assert ended.code == 3, ended.err
