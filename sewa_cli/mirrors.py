@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 _URL: Final = re.compile(r"(hf|s3|gs|az|https?|sftp|memory):/+(.*)", re.DOTALL)
 _USER: Final = re.compile(r"(\w:/+)[^/\s@]*:[^/\s@]*@")
@@ -23,7 +23,7 @@ class Mirror(Protocol):
     def is_whole(self, path: Path) -> bool:
         """Whether the file is here, or will be as soon as it is opened."""
 
-    def blocks(self, path: Path) -> Iterator[bytes]:
+    def blocks(self, path: Path) -> Iterator[Any]:
         """Yield the file's bytes in order; they need not be kept."""
 
     def stamp(self, path: Path, fresh: bool) -> tuple[int, int] | None:

@@ -21,9 +21,12 @@ from pathlib import Path
 from threading import Lock, RLock
 from typing import IO, Any, Final
 
+import numpy as np
+
 from sewa_cli import mirrors, ranks
 from sewa_cli.checkpoints.safetensors import INDEX, MOST_HEADER, SUFFIX
 from sewa_cli.config import Config
+from sewa_cli.dtypes import Array
 from sewa_cli.errors import CheckpointError, ConfigError, OutputError
 from sewa_cli.files import MIB, real
 from sewa_cli.publish import temporary
@@ -317,23 +320,22 @@ class ScratchFolder:
             self._fetch_block(path, n)
         return numbers
 
-    def read(self, path: Path, start: int, stop: int) -> Iterator[bytes]:
+    def read(self, path: Path, start: int, stop: int) -> Iterator[Array]:
         """Yield the bytes of a part of a file, which is not fetched whole."""
         for n in self.begin(path, start, stop):
             first = n * self._block
             begin, end = max(start, first), min(stop, first + self._block)
             self.begin(path, begin, stop)
             with self._open_block(path, n) as file:
-                file.seek(begin - first)
-                yield file.read(end - begin)
+                yield np.fromfile(file, np.uint8, end - begin, offset=begin - first)
 
-    def blocks(self, path: Path) -> Iterator[bytes]:
+    def blocks(self, path: Path) -> Iterator[Array]:
         return self.read(path, 0, self._files[path].size)
 
     def _open_block(self, path: Path, n: int) -> IO[bytes]:
         while True:
             with suppress(FileNotFoundError):  # another thread has dropped it meanwhile
-                return self._fetch_block(path, n).result().open("rb")
+                return self._fetch_block(path, n).result().open("rb", buffering=0)
 
     def _fetch_block(self, path: Path, n: int) -> Future[Path]:
         with self._lock:

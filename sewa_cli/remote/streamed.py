@@ -58,8 +58,9 @@ class _Streamed(Reader):
         return file, start + part.start * width, start + part.stop * width
 
     def _numbers(self, name: str, part: slice) -> Array:
-        data = bytearray().join(self._scratch.read(*self._bytes(name, part)))
-        return np.frombuffer(data, DTYPES[self._tensors[name].dtype])
+        parts = list(self._scratch.read(*self._bytes(name, part)))
+        whole = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
+        return whole.view(DTYPES[self._tensors[name].dtype])
 
 
 def settle(checkpoints: list[Checkpoint], once: bool = False) -> list[Checkpoint]:
