@@ -65,7 +65,7 @@ def write_safetensors(
     begun = end = 0
     with closing(pieces(order)) as stream:
         for name, piece in stream:
-            data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
+            data = _bytes(piece)
             written[name] += len(data)
             file.write(data)
             end += len(data)
@@ -87,6 +87,10 @@ def _begin_writing_back(file: IO[bytes], start: int, end: int) -> None:
     with suppress(OSError, AttributeError, ValueError):  # a pipe, another system
         file.flush()
         os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_DONTNEED)
+
+
+def _bytes(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def split_into_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
