@@ -51,7 +51,7 @@ _DIGEST: Final = sha256().digest_size
 
 
 class Judging(Named, Protocol):
-    """What results depend on besides checkpoints and settings: a task, or a command."""
+    """All that results depend on besides checkpoints and settings: a task, or a command."""
 
     @property
     def files(self) -> Sequence[Path]: ...

@@ -104,7 +104,7 @@ def came() -> bool:
     return _came
 
 
-def forgive() -> bool:
+def resume() -> bool:
     """Ctrl-C was meant for what was under way, and is dealt with: the rest goes on.
 
     Not so what asks the process to end, nor what nobody here has caught.

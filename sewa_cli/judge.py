@@ -40,7 +40,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Lead:
-    """By how much a choice is better than another average on the same held-out parts.
+    """The lead of a choice than another average on the same held-out parts.
 
     more  how many more parts would make it significant, if it is not
     """

@@ -134,7 +134,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other runs of sewa from changing names in a folder; wait for one that does."""
+    """Keep other runs of sewa from changing names in a folder; wait until none does."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         _lock(descriptor, wait=True)

@@ -4,7 +4,7 @@ Every rank runs the whole program and decides alike, from the same numbers; what
 columns of W it holds and which rows it runs. The engine is torch.distributed. Alone, every method
 gives back what it was given, and torch is not imported.
 
-Rank 0 speaks. torchrun's agent ends the other ranks when one dies; the rank that was the cause, or
+Rank 0 prints. torchrun's agent ends the other ranks when one dies; the rank that was the cause, or
 else the first to see that another is gone, claims the one line of the error in torchrun's store.
 """
 

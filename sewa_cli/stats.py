@@ -251,7 +251,7 @@ def parts_needed(differences: Tensor) -> int | None:
 
     None: there is no difference, or no spread.
 
-    Its 95 % interval leaves out 0 in four of five cases with so many: n = (1.96 + 0.84)² (σ/d̄)².
+    Its 95 % interval leaves out 0 in four of five cases with n parts: n = (1.96 + 0.84)² (σ/d̄)².
     """
     if len(differences) < 2:
         return None

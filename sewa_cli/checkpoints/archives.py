@@ -84,7 +84,7 @@ def _tar(path: Path) -> Iterator[tarfile.TarFile]:
         file.seek(0)
         source: IO[bytes] = file
         if is_packed:
-            most = 10 * path.stat().st_size + MIB  # weights hardly shrink
+            most = 10 * path.stat().st_size + MIB  # weights do not shrink by more
             source = BytesIO(gzip.GzipFile(fileobj=file).read(most + 1))
             if len(source.getbuffer()) > most:
                 raise ValueError("it is compressed more than weights can be")

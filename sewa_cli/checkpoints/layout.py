@@ -240,7 +240,7 @@ def _look_into(
         notes.append(f"looking in {place}")
         return found
     if runs := [str(p) for p in _entries(folder) if p.is_dir() and _has_checkpoints(p)]:
-        which = f"{runs[0]}, which does" if len(runs) == 1 else f"one that does: {few(runs)}"
+        which = f"{runs[0]}, which does" if len(runs) == 1 else f"a folder that does: {few(runs)}"
         raise CheckpointError(f"{folder}: holds no checkpoints itself; name {which}")
     raise CheckpointError(
         f"{folder}: holds no *{SUFFIX} files, PyTorch files or checkpoint folders; name "

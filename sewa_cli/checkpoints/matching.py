@@ -32,10 +32,10 @@ def match_names(
     sources, extra = _sources(checkpoint, tied)
     missing = [names[0] for names in tied if not any(name in sources for name in names)]
     faults = {"missing from the checkpoint": missing, "not in the model": extra}
-    if told := [f"{what}: {few(names)}" for what, names in faults.items() if names]:
+    if lines := [f"{what}: {few(names)}" for what, names in faults.items() if names]:
         raise CheckpointError(
             f"{checkpoint.path}: does not fit the model that build_model() returns: "
-            + "; ".join(told)
+            + "; ".join(lines)
             + (_ONE_ALONE.format(", ".join(checkpoint.groups)) if checkpoint.groups else "")
         )
     kept = {next(name for name in names if name in sources): names[0] for names in tied}

@@ -25,7 +25,7 @@ def run_apply(
 ) -> str:
     """Rebuild the averaged file or folder of a report; return its name.
 
-    root: the one folder to look for the sources in; None: beside the report, and where it says.
+    root: the one folder to look for the sources in; None: next to the report, and where it says.
     """
     if isinstance(output, Path):  # before the sources are hashed, which takes long
         check_free(output, force, folder_is_ours if output.is_dir() else None)

@@ -114,7 +114,7 @@ def _named(target: Path) -> Path:
 def _report_of(output: Path) -> Path:
     report = report_of(output)
     if not is_there(report):
-        where = f"{REPORT} inside" if output.is_dir() else f"{report.name} beside it"
+        where = f"{REPORT} inside" if output.is_dir() else f"{report.name} next to it"
         raise CheckpointError(f"{output}: has no report {where}; name its report")
     return report
 

@@ -167,7 +167,7 @@ def moving_averages(k: int) -> list[Name]:
 def baselines(k: int, K: int = AUTO, counts: Sequence[int] = ()) -> dict[Name, Coefficients]:
     """Return moving averages, and `latest` and `lawa` with K, or with a few K.
 
-    Where two are the same average, the one that is named first is returned. `counts`: see `Run`.
+    Where two are the same average, the first name is returned. `counts`: see `Run`.
     """
     sizes = grid(k)[1:] if K == AUTO else [K]
     others = ((name, n) for name in ("latest", "lawa") for n in sizes)
@@ -188,7 +188,7 @@ def family(
 ) -> dict[Name, Coefficients]:
     """Return the averages of a contest: these, `wsm`, power decays, `swa`, and more `latest`.
 
-    Where two are the same average, the one that is named first. `K`: so many are to be chosen, and
+    Where two are the same average, the first name is kept. `K`: the number to be chosen, and
     simple averages of as many are to beat. `coarse`: `latest` at fewer K, where asking is dear.
     """
     peers: list[Name] = [] if K == AUTO else [("latest", K), ("lawa", K)]

@@ -46,7 +46,7 @@ class Targets:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Return numbers that two batches hardly ever share."""
+        """Return numbers that differ between batches, but for rare accidents."""
         numbers = self.where * (self.classes + 1)
         return (*self.shape, len(self.where), int(self.classes.sum()), int(numbers.sum()))
 

@@ -1,4 +1,4 @@
-"""What `Objective.recall` asks for results of the model under a key: `--cache` has them."""
+"""A memo of results by key, which `Objective.recall` asks; `--cache` has one."""
 
 from __future__ import annotations
 

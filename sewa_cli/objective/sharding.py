@@ -47,7 +47,7 @@ def shard(
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
     """Yield blocks that are repeated, as a transformer's layers are.
 
-    One that shares a parameter with the rest of the model is left in the rest. A small model has
+    A block that shares a parameter with the rest is left in the rest. A small model has
     none: gathered whole it is sent once a pass, not block by block there and back.
     """
     if sum(p.nbytes for p in model.parameters()) < LARGE:

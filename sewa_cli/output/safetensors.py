@@ -98,7 +98,7 @@ def split_into_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 
     A file ends when the next tensor would not fit.
 
-    A tensor larger than `limit` has a file for itself, before the one that is being filled.
+    A tensor larger than `limit` has a file for itself, before the file that is being filled.
     """
     shards: list[list[str]] = []
     filling: list[str] = []

@@ -457,7 +457,7 @@ def local_paths(config: Config) -> tuple[Path, ...]:
 
 
 def local_path(path: Path, *, beside: bool = False) -> Path:
-    """Return a local folder or file for one that may be remote.
+    """Return a local folder or file for a place that may be remote.
 
     beside: list the files in the same folder too, which may be its report or output.
     """

@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 def words_of(command: str) -> list[str]:
-    """Split a command; refuse one that could not be run."""
+    """Split a command; refuse it if it could not be run."""
     try:
         words = split(command)
     except ValueError as error:

@@ -57,7 +57,7 @@ def fill_failures(scores: Tensor, criterion: Criterion) -> Filled:
 
     A part that fails for all says nothing about any, and is left out. One that fails for some
     counts for them as worse than all others, by the rule of `Board.scores`: the mean over what an
-    average survives would flatter one that fails where it is hard.
+    average survives would flatter an average that fails where it is hard.
     """
     known = scores.isfinite()
     kept = known.any(dim=0)
@@ -141,7 +141,7 @@ def _score_all(metric: Metric, averages: Sequence[Average]) -> list[list[Score]]
         found = [metric.score_heldout(average) for average in averages]
     except KeyboardInterrupt:  # the choice is made: it is not lost with its last scores
         is_second = metric.board.interrupted
-        if is_second or metric.config.strict or not interrupts.forgive():
+        if is_second or metric.config.strict or not interrupts.resume():
             raise
         metric.board.interrupted = True
         metric.events.warn(

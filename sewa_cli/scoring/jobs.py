@@ -209,7 +209,7 @@ def scores_by_parts(
 ) -> Callable[[Any], dict[str, float]]:
     """Return a function that scores the model's weights by the task's parts: means by name.
 
-    Held-out parts if there are any; `most`: only so many of them.
+    Held-out parts if there are any; `most`: at most this many of them.
     """
     seed, metric, scoring = config.seed, config.objective.metric, task.scoring
     assert scoring is not None

@@ -2,8 +2,8 @@
 
 1  The outputs of any average are predicted around the best moving average (`outputs.survey`).
 2  The prior π is the mean of the moving averages, with weights exp(−z²): z is how many standard
-   errors a loss is behind the best one. A run that still moves gets a short average, one that
-   has settled a long one; where the examples cannot tell, some of each.
+   errors a loss is behind the best one. A run that still moves gets a short average, a
+   settled run a long one; where the examples cannot tell, some of each.
 3  A path leads from π to what the data favour: coefficients that minimise L(c) + λ·KL(c ‖ π),
    for six λ, the smaller the more examples there are (`path`).
 4  Prior and path are made anew without each of five folds of the examples, and judged on the

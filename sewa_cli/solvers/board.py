@@ -23,7 +23,7 @@ from sewa_cli.stats import unit_scores
 
 Average = tuple[float, ...]  # coefficients; the key of everything here
 REPORTED = 3  # failures that are reported one by one
-HOPELESS = 4  # calls that fail before the first that does not, whatever part and checkpoint
+MOST_FAILURES = 4  # calls that fail before the first that does not, whatever part and checkpoint
 
 
 class Spent(Exception):
@@ -137,7 +137,7 @@ class Board:
             failed = self._call(calls)
             self._call(failed)
         except KeyboardInterrupt:
-            if not interrupts.forgive():
+            if not interrupts.resume():
                 raise
             self.interrupted = True
             self.events.warn(
@@ -229,13 +229,15 @@ class Board:
 
     def _always_fails(self, average: Average) -> bool:
         row = self.found.get(average, {})
-        return len(row) >= HOPELESS and not any(map(is_known, row.values()))
+        return len(row) >= MOST_FAILURES and not any(map(is_known, row.values()))
 
     def _give_up_if_hopeless(self, call: Asked, line: str) -> None:
         """End where all calls have failed, unless one part or one checkpoint may be to blame."""
         self._failed_calls.append((call, line))
         self._in_a_row.append(call)
-        if self._share_nothing([one for one, _ in self._failed_calls], self.stop_after or HOPELESS):
+        if self._share_nothing(
+            [one for one, _ in self._failed_calls], self.stop_after or MOST_FAILURES
+        ):
             self.check()
         if self.stop_after and self._share_nothing(self._in_a_row, self.stop_after):
             self.stopped = f"{len(self._in_a_row)} evaluations in a row have failed: {line}"
@@ -243,7 +245,7 @@ class Board:
             raise Spent
 
     def _share_nothing(self, calls: Sequence[Asked], fewest: int) -> bool:
-        """Return whether so many calls have neither a part nor a checkpoint in common."""
+        """Return whether this many calls have neither a part nor a checkpoint in common."""
         parts = {one.parts for one in calls}
         columns = enumerate(zip(*(one.average for one in calls), strict=True))
         suspects = {i for i, column in columns if all(column)} - self._proven

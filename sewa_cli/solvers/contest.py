@@ -109,7 +109,7 @@ class Contest:
         return self.searched if self.has_few_parts else self.fresh
 
     def enter(self, name: str, K: int | None, coefficients: Sequence[float]) -> Entrant:
-        """Add an average; one that is there already keeps its first name."""
+        """Add an average; if it is there already, it keeps its first name."""
         average = tuple(coefficients)
         return self.entrants.setdefault(average, Entrant(name, K, average))
 
@@ -210,7 +210,7 @@ class Contest:
     def _duel(self, leader: Entrant, rival: Entrant) -> None:
         """Ask both on as many parts of the duel as the budget carries.
 
-        It does not end when it looks won: then one that wins often and rarely loses, but by much,
+        It does not end when it looks won: an average that wins often and rarely loses, but by much,
         would mostly be ahead at some moment.
         """
         board, parts = self.board, self.duel_parts

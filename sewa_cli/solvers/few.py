@@ -24,7 +24,7 @@ FOR_WINDOWS = 12  # evaluations before any change of the best is tried
 CHANGES = 0.4  # of those beyond
 LENGTHS = 0.7  # of those for windows, for lengths at the end of the run
 STARTS = 3, 6  # lengths that are tried first, at least and at most
-NEAR = 1.2  # lengths that differ by less are not told apart
+NEAR = 1.2  # lengths that differ by less count as the same
 TILT = 1.0  # e^±1 from one end of the run to the other
 
 Window = tuple[int, int]  # its length, and how many checkpoints there are after it
@@ -159,7 +159,7 @@ def _between_lengths(low: int, high: int) -> int | None:
 
 
 def _change(contest: Contest, K: int) -> None:
-    """Try changes of the best; one that is better is the next to be changed."""
+    """Try changes of the best; a better one is the next to be changed."""
     random = torch.Generator().manual_seed(contest.problem.seed + 1)
     board, tried, count = contest.board, {*contest.entrants}, 0
     leader = None

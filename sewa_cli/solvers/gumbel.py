@@ -41,7 +41,7 @@ class Gumbel(Solver):
         lr: Positive = Field(0.3, description="learning rate of Adam")
         batches: Count = Field(1, description="selection batches used in each iteration")
         patience: Annotated[Whole, Field(ge=CHECK_EVERY)] = Field(
-            50, description="stop after so many iterations without a new set or a lower loss"
+            50, description="stop after this many iterations without a new set or a lower loss"
         )
         normalize: Literal["sum", "paper"] = Field(
             "sum", description="divide the mixed weights by the sum of the mask, or by K"

@@ -142,7 +142,7 @@ def relax(gradient: Gradient, K: int, starts: Tensor, evaluations: int) -> Tenso
         taken = seen <= curvature
         s = torch.where(taken[:, None], new, s)
         g = torch.where(taken[:, None], slope, g)
-        # a direction that hardly bends must not be left in one step
+        # a direction with little curvature must not be left in one step
         curvature = torch.where(taken, torch.maximum(seen, curvature / 10), 1.5 * seen)
     return s
 

@@ -28,7 +28,7 @@ from sewa_cli.solvers.contest import LEAST, Contest, Entrant, open_contest
 from sewa_cli.solvers.few import search_few
 from sewa_cli.stats import SURE, evidence
 
-STRETCHES = (2, 4)  # the run in so many pieces
+STRETCHES = (2, 4)  # the number of pieces that the run is cut into
 WINDOWS = 32  # stretches of K checkpoints, from one end of the run to the other
 SINGLES = 8  # checkpoints that start alone; more where the budget carries them
 MASKS = 16  # drawn at random
@@ -39,7 +39,7 @@ Named = tuple[str, int | None, list[float]]  # an average, what it is called, an
 
 
 class Race(Solver):
-    """By a metric, the default: the budget goes to the leaders."""
+    """The default by a metric: the budget goes to the leaders."""
 
     class Settings(Solver.Settings):
         heats: Share = Field(0.5, description="share of the budget for finding a winner")
@@ -86,7 +86,7 @@ def _start(contest: Contest, K: int, budget: int) -> list[Entrant]:
 
 
 def _thinned(some: list[Named], most: int) -> list[Named]:
-    """Take at most so many, from all over the list and in its order."""
+    """Take at most `most`, evenly from the list and in its order."""
     count = min(len(some), max(most, 0))
     return [some[n * len(some) // count] for n in range(count)]
 
@@ -105,8 +105,8 @@ def _candidates(contest: Contest, K: int) -> Iterator[Named]:
     counts = contest.problem.counts
     every = family(k, coarse=True, counts=counts)
     if K == AUTO:
-        rungs = [name for name in moving_averages(k) if name in every]
-        for name in (*rungs, *(name for name in every if name not in rungs)):
+        moving = [name for name in moving_averages(k) if name in every]
+        for name in (*moving, *(name for name in every if name not in moving)):
             yield *name, every[name]
         if contest.by_loss is not None and (blend := contest.by_loss.find(Blend)) is not None:
             yield "prior", None, blend.weights
@@ -196,7 +196,7 @@ def _good(contest: Contest, count: int) -> list[int]:
 def _change(
     contest: Contest, alive: list[Entrant], parts: list[int], left: Callable[[], int], K: int
 ) -> Entrant:
-    """Try changes of the winner; one that is better is the next to be changed."""
+    """Try changes of the winner; a better one is the next to be changed."""
     leader = contest.best(alive)
     random = torch.Generator().manual_seed(contest.problem.seed + 1)
     tried, changes = {entrant.average for entrant in alive}, 0

@@ -32,7 +32,7 @@ IDLE = 20  # iterations with less than one new evaluation each: the search has s
 
 
 class Reinforce(Solver):
-    """By a metric: the paper's policy gradient; many cheap evaluations."""
+    """The paper's policy gradient by a metric; many cheap evaluations."""
 
     class Settings(Solver.Settings):
         samples: Annotated[Whole, Field(ge=2)] = Field(

@@ -29,7 +29,7 @@ WORTHWHILE = 2**20  # numbers in it at least: its overhead is some ten microseco
 FEWEST_COLUMNS, MOST_COLUMNS = 2**10, 2**18
 ALONE = 2**21  # numbers in W that one core is done with before another is awake
 VIEWED = 50 * COLUMNS  # numbers in a tile that is a view of W
-COPIED = 16 * COLUMNS  # in one that is copied: 2 MiB, which fits into the cache of a core
+COPIED = 16 * COLUMNS  # in a tile that is copied: 2 MiB, which fits into the cache of a core
 
 # rows, columns, scratch [≥ r, c] → that part of W as float32 [r, c]: a view, or in the scratch
 Tile = Callable[[slice, slice, Tensor], Tensor]

@@ -122,7 +122,7 @@ def test_ctrl_c_ends_the_asking(monkeypatch):
             raise KeyboardInterrupt
         return by_part(average, part)
 
-    monkeypatch.setattr(interrupts, "forgive", lambda: True)
+    monkeypatch.setattr(interrupts, "resume", lambda: True)
     played = Played(stop, 20, 100)
     assert not played.ask((A, range(20)))
     assert played.board.interrupted
@@ -130,6 +130,6 @@ def test_ctrl_c_ends_the_asking(monkeypatch):
     assert played.board.left == 0
     assert not played.ask((B, [0]))  # nobody is asked any more
     assert len(played.calls) == 6
-    monkeypatch.setattr(interrupts, "forgive", lambda: False)
+    monkeypatch.setattr(interrupts, "resume", lambda: False)
     with pytest.raises(KeyboardInterrupt):
         Played(stop, 20, 100).ask((A, range(20)))

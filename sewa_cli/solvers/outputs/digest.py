@@ -92,10 +92,10 @@ class Logits:
     def pieces(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield targets with their logits, float32 [p, V], to be written into."""
         start, pairs = 0, list(zip(self.batches, self.targets, strict=True))
-        told = self.objective.events.over(
+        batches = self.objective.events.over(
             "outputs of examples", pairs, sum(map(rows, self.batches)), lambda x: rows(x[0])
         )
-        for batch, targets in told:
+        for batch, targets in batches:
             with torch.no_grad(), seeded(self.seed):  # or differences would be noise
                 for piece, logits in self.objective.logits(batch, targets, self.bytes):
                     yield slice(start + piece.start, start + piece.stop), logits

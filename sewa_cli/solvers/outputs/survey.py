@@ -154,8 +154,8 @@ def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int
     problem = replace(problem, room=problem.room - run.bytes)
     problem, examples = settle(problem, settings, section)
     objective, averages = problem.objective, run.averages
-    told = problem.events.over("moving averages", flats.items(), len(flats))
-    found = {name: objective.learning_losses(flat) for name, flat in told}
+    shown = problem.events.over("moving averages", flats.items(), len(flats))
+    found = {name: objective.learning_losses(flat) for name, flat in shown}
     splits = all(one.rows is not None or not one.is_finite for one in found.values())
     if not any(isfinite(one.mean) for one in found.values()):
         raise TaskError("loss() is NaN or Inf for every average; check it with `sewa validate`")

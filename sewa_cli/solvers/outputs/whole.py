@@ -105,8 +105,8 @@ class Whole(Frame):
 
     def run(self) -> Tensor:
         events, counts = self.objective.events, list(map(rows, self.batches))
-        told = events.over("outputs of examples", self.batches, sum(counts), rows)
-        outputs = [flatten(run_model(self.objective, batch, self.seed)) for batch in told]
+        batches = events.over("outputs of examples", self.batches, sum(counts), rows)
+        outputs = [flatten(run_model(self.objective, batch, self.seed)) for batch in batches]
         found = torch.cat(outputs).to(self.objective.model.device)
         if len(found) != self.numbers:
             raise TaskError(

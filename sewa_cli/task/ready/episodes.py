@@ -127,7 +127,7 @@ class Player:
 
         One forward pass makes a step of all that are being played, and always has SIDE_BY_SIDE
         rows: their number changes how each is rounded, and what an episode earns must not depend
-        on those beside it, nor on how many processes share them.
+        on those next to it, nor on how many processes share them.
         """
         while len(self.games) < min(SIDE_BY_SIDE, len(seeds)):
             self.games.append(self.make())

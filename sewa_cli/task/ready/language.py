@@ -167,7 +167,9 @@ class Language:
         Drawn once, row by row: every average is evaluated on the same masks, whatever the batches.
         """
         if self.tokenizer.mask_token_id is None:
-            raise TaskError("kind: masked-lm: the tokenizer has no mask token; use one that has")
+            raise TaskError(
+                "kind: masked-lm: the tokenizer has no mask token; use another tokenizer"
+            )
         draw = random.Random(seed)
         special = set(self.tokenizer.all_special_ids)
         words = [i for i in range(len(self.tokenizer)) if i not in special]
@@ -292,7 +294,7 @@ def _by_marks(
 ) -> tuple[str, list[Span]] | None:
     """Return None if this version of transformers cannot say where the marks are.
 
-    Not by `return_assistant_tokens_mask`, which loses every answer from the first one that begins
+    Not by `return_assistant_tokens_mask`, which loses every answer from the first that begins
     with a character without a token of its own, such as a space.
     """
     try:

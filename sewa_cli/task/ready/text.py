@@ -73,7 +73,7 @@ class TextReader:
         return examples
 
     def transcribed(self, rows: Sequence[Row], column: str, start: int) -> list[Example]:
-        """Tokens to write after the one that starts, of which every one is predicted."""
+        """The number of tokens to write after the start token; each is predicted."""
         encoded, cut = self._encode(text_target=[as_text(row, column) for row in rows])
         found = []
         for ids, is_cut in zip(encoded["input_ids"], cut, strict=True):
