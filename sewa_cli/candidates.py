@@ -12,6 +12,7 @@ from sewa_cli.checkpoints.means import choose, with_running
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
+from sewa_cli.report.shared import LeftOut
 from sewa_cli.text import did_you_mean, is_utf8
 
 
@@ -101,6 +102,15 @@ def warn_of_no_steps(candidates: list[Checkpoint], events: Events) -> None:
         events.warn(
             "no checkpoint has a step in its metadata or name; they are taken in the order given"
         )
+
+
+def leave_out(checkpoint: Checkpoint, broken: str, config: Config, events: Events) -> LeftOut:
+    """Warn of a checkpoint with NaN or Inf in the tensor `broken`, or stop the run."""
+    reason = f"{broken} holds NaN or Inf"
+    if config.nonfinite == "error":
+        raise CheckpointError(f"{checkpoint.name}: {reason}; --set nonfinite=skip leaves it out")
+    events.warn(f"{checkpoint.name}: left out: {reason}")
+    return LeftOut(path=checkpoint.name, step=checkpoint.step, reason=reason)
 
 
 def check_names(config: Config, task: str | None = None) -> None:

@@ -131,6 +131,9 @@ class Clock:
         default_factory=lambda: dict.fromkeys(("read", "learn", "evaluate", "write"), 0.0)
     )
 
+    def seconds(self) -> Seconds:
+        return Seconds(total=time.perf_counter() - self.started, **self.stages)
+
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         start = time.perf_counter()
@@ -187,9 +190,8 @@ class Session:
         """Return the cost of all that was done so far."""
         passes, device, memo = self.objective.passes, self.model.device, self.objective.memo
         on_device = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-        total = time.perf_counter() - self.clock.started
         return Cost(
-            seconds=Seconds(total=total, **self.clock.stages),
+            seconds=self.clock.seconds(),
             forward_passes=passes.forward,
             backward_passes=passes.backward,
             bytes_read=self.reads.bytes,

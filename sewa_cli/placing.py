@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sewa_cli.candidates import leave_out
 from sewa_cli.checkpoints import Checkpoint, Reads, with_tied
 from sewa_cli.checkpoints.means import counts_of
 from sewa_cli.dtypes import Array, as_array
@@ -233,12 +234,7 @@ class CheckpointRows:
         if broken is None:
             self.sample.keep(i, row)
             return True
-        reason = f"{broken} holds NaN or Inf"
-        if session.config.nonfinite == "error":
-            raise CheckpointError(
-                f"{checkpoint.path}: {reason}; --set nonfinite=skip leaves it out"
-            )
-        session.events.warn(f"{checkpoint.path}: left out: {reason}")
+        leave_out(checkpoint, broken, session.config, session.events)
         if len(self.left_out()) == self.count:
             raise CheckpointError(f"all {self.count} checkpoints hold NaN or Inf; none is left")
         return False

@@ -7,7 +7,7 @@ baselines, judge, write. Each is a function that returns a frozen value.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isclose, isfinite
@@ -26,7 +26,7 @@ from sewa_cli.extensions import chosen_solver, solver_for
 from sewa_cli.judge import judge
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.fixed import Name, baselines
-from sewa_cli.opening import Session, check_budget, check_objective, open_session
+from sewa_cli.opening import Clock, Session, check_budget, check_objective, open_session
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs, settle_outputs, write_results
 from sewa_cli.placing import PlacedRun, Setup, set_up
@@ -179,7 +179,7 @@ def open_setup(config: Config, task: Task, events: Events) -> Setup:
 
 def _by_metric(setup: Setup) -> tuple[Selected, PlacedRun]:
     """Read, let averages compete, score the choice and its references on held-out parts."""
-    from sewa_cli.scoring.heldout import confirm
+    from sewa_cli.scoring.heldout import choose_by_metric
     from sewa_cli.scoring.metric import open_metric
 
     session = setup.session
@@ -188,16 +188,9 @@ def _by_metric(setup: Setup) -> tuple[Selected, PlacedRun]:
     check_budget(session.config.K, run.used)
     metric = open_metric(run)
     try:
-        problem = metric.problem()
-        metric.follow()
-        with session.clock("learn"):
-            choice = setup.solver.choose(problem, session.config.K)
-            spent = metric.board.spent
-            session.events.progress("evaluating", spent, spent)
-        with session.clock("evaluate"):
-            choice, verdict = confirm(metric, choice)
-            with seeded(session.config.seed):
-                average, scored = _finish(run, choice.coefficients, choice.method)
+        choice, verdict = choose_by_metric(metric, setup.solver, session.config.K, session.clock)
+        with session.clock("evaluate"), seeded(session.config.seed):
+            average, scored = _finish(run, choice.coefficients, choice.method)
     finally:
         metric.close()
     about: dict[str, Any] = {"references": {}, "verdict": verdict}
@@ -370,39 +363,60 @@ def _warn(
 
 
 def _write(run: PlacedRun, selected: Selected, outputs: Outputs | None) -> Selection:
-    """Write the file, then its report; without outputs, make the report alone."""
     session, choice, scored = run.session, selected.choice, selected.scored
-    began = time.perf_counter()
-    average = selected.average.as_written(outputs.form if outputs else "file")
-    # hashes all sources
-    recipe = average.recipe(outputs.shard_size, session.events) if outputs else None
-    paths = [c.name for c in selected.average.sources]
     predicted = choice.find(Predicted)
 
-    def make_report() -> Report:
-        session.clock.stages["write"] = time.perf_counter() - began
-        return Report(
+    def about() -> dict[str, Any]:
+        return {
             **run.report(selected.weights, predicted.bytes if predicted else 0),
-            K=len(paths),
-            selected=[i for i, weight in enumerate(selected.weights) if weight != 0],
-            selected_steps=[c.step for c in selected.average.sources],
-            selected_paths=paths,
-            selection_rows=scored.selection_rows,
-            heldout_rows=scored.heldout_rows,
-            selection_groups=session.objective.count_groups(session.objective.selection),
-            heldout_groups=scored.heldout_groups,
-            average=scored.scores,
-            written=selected.written,
-            guard=session.guard,
+            "selection_rows": scored.selection_rows,
+            "heldout_rows": scored.heldout_rows,
+            "selection_groups": session.objective.count_groups(session.objective.selection),
+            "heldout_groups": scored.heldout_groups,
+            "average": scored.scores,
+            "written": selected.written,
+            "guard": session.guard,
+            "batchnorm": scored.batchnorm,
+            **selected.about,
+        }
+
+    average = selected.average.as_written(outputs.form if outputs else "file")
+    return write_selection(
+        average, choice, selected.weights, outputs, about, session.clock, session.events
+    )
+
+
+def write_selection(
+    average: Average,
+    choice: Choice,
+    weights: Coefficients,
+    outputs: Outputs | None,
+    about: Callable[[], dict[str, Any]],
+    clock: Clock,
+    events: Events,
+) -> Selection:
+    """Write the file, then its report; without outputs, make the report alone.
+
+    weights: of the average, which may be another than the choice; about: the rest of the report.
+    """
+    began = time.perf_counter()
+    # hashes all sources
+    recipe = average.recipe(outputs.shard_size, events) if outputs else None
+
+    def make_report() -> Report:
+        clock.stages["write"] = time.perf_counter() - began
+        return Report(
+            **about(),
+            K=len(average.sources),
+            selected=[i for i, weight in enumerate(weights) if weight != 0],
+            selected_steps=[c.step for c in average.sources],
+            selected_paths=[c.name for c in average.sources],
             findings=[one for one in choice.findings if isinstance(one, Finding)],
-            batchnorm=scored.batchnorm,
-            lora=selected.average.lora,
+            lora=average.lora,
             output=outputs.named if outputs else None,
             recipe=recipe,
-            **selected.about,
         )
 
     if outputs is None:
-        return Selection(make_report(), selected.average)
-    report = write_results(average, outputs, make_report, make_card, session.events)[0]
-    return Selection(report, selected.average)
+        return Selection(make_report(), average)
+    return Selection(write_results(average, outputs, make_report, make_card, events)[0], average)

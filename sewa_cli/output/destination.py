@@ -255,11 +255,7 @@ def _write(average: Average, outputs: Outputs, stack: ExitStack) -> Path | None:
     if isinstance(target, Path):
         with as_output_error(target):
             made = stack.enter_context(temporary(target.parent, outputs.folder is not None))
-            if outputs.form == "file":
-                with made.open("wb") as file:
-                    average.write(file)
-            else:
-                layouts.fill(made, average, outputs.form, outputs.shard_size)
+            layouts.fill(made, average, outputs.form, outputs.shard_size)
     elif target is not None:
         average.write(target)
         target.flush()

@@ -126,7 +126,7 @@ def folder_is_ours(folder: Path) -> bool:
 
 
 def fill(made: Path, average: Average, form: Form, shard_size: int | None) -> None:
-    """Write an average into an empty folder, or into a file of a trainer's own form."""
+    """Write an average into an empty folder, or into a file."""
     newest = average.sources[-1]
     parts = modules.parts_of(newest.path) if form == "folder" else {}
     if form == "dcp":
@@ -138,7 +138,9 @@ def fill(made: Path, average: Average, form: Form, shard_size: int | None) -> No
     else:
         like = newest.path if newest.kind == "torch" else None
         with made.open("wb") as file:
-            if form == "torch":
+            if form == "file":
+                average.write(file)
+            elif form == "torch":
                 _write_torch(average, file, like)
             else:
                 weights = BytesIO()

@@ -13,10 +13,11 @@ from sewa_cli import interrupts
 from sewa_cli.direction import Criterion
 from sewa_cli.judge import Lead, judge_by_metric
 from sewa_cli.methods import by_steps, mean_of
+from sewa_cli.opening import Clock
 from sewa_cli.report.findings import ContestEntry, ContestFinding, History, MetricScores, State
 from sewa_cli.report.shared import Interval, Verdict
 from sewa_cli.scoring.metric import Metric
-from sewa_cli.solvers import Choice
+from sewa_cli.solvers import Choice, Solver
 from sewa_cli.solvers.board import Average
 from sewa_cli.solvers.contest import Outcome
 from sewa_cli.stats import FEWEST_UNITS, compare_rows, difference, parts_needed
@@ -66,6 +67,19 @@ def fill_failures(scores: Tensor, criterion: Criterion) -> Filled:
         return Filled(some, known, kept, None)
     failure = criterion.below(float(some[known].min()), float(some[known].max()))
     return Filled(some.where(known, failure), known, kept, failure)
+
+
+def choose_by_metric(
+    metric: Metric, solver: Solver, K: int, clock: Clock
+) -> tuple[Choice, Verdict]:
+    """Let averages compete; score the choice and its references on held-out parts."""
+    with clock("learn"):
+        problem = metric.problem()
+        metric.follow()
+        choice = solver.choose(problem, K)
+        metric.events.progress("evaluating", metric.board.spent, metric.board.spent)
+    with clock("evaluate"):
+        return confirm(metric, choice)
 
 
 def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Verdict]:

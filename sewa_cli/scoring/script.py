@@ -32,7 +32,7 @@ from sewa_cli.methods import Run, mean_of
 from sewa_cli.objective.memo import Memo
 from sewa_cli.objective.objective import Objective
 from sewa_cli.output.layouts import Form
-from sewa_cli.scoring.command import Call, Commands, words_of
+from sewa_cli.scoring.command import Call, Commands
 from sewa_cli.scoring.jobs import FEWEST, KINDS, Kind, Result, divide_parts, hold_back
 from sewa_cli.scoring.metric import Metric, named_incumbent
 from sewa_cli.scoring.printed import Record, mean_scores, read_printed
@@ -292,6 +292,7 @@ class ScriptJudge:
 @contextmanager
 def open_script(
     config: Config,
+    words: Sequence[str],
     checkpoints: Sequence[Checkpoint],
     write: Callable[[Average, Path], None],
     size: int,
@@ -302,9 +303,8 @@ def open_script(
 ) -> Iterator[Metric]:
     """Settle what a unit is, which are held back, and where averages are written."""
     objective, k = config.objective, len(checkpoints)
-    assert config.score is not None
     assert objective.metric is not None
-    commands = Commands(words_of(config.score), objective.workers, objective.part_timeout)
+    commands = Commands(words, objective.workers, objective.part_timeout)
     run = Run.at([c.step for c in checkpoints], config.seed, counts=counts_of(checkpoints))
     with open_scratch(config, write, size) as scratch, closing(commands):
         judge = ScriptJudge(commands, scratch, name, reader(config), objective.metric, memo, form)
