@@ -38,10 +38,7 @@ class Ranks:
     rank = 0
     size = 1
     on_this_host = 1
-
-    @property
-    def several(self) -> bool:
-        return self.size > 1
+    several = False
 
     def sum(self, numbers: Tensor) -> Tensor:
         """Sum over all ranks, in their order: the same bytes on each."""
@@ -100,6 +97,8 @@ class Ranks:
 
 class Torchrun(Ranks):
     """The ranks that torchrun has started."""
+
+    several = True
 
     def __init__(self) -> None:
         import torch

@@ -408,7 +408,9 @@ class Objective:
         return self.batch_statistics and rows(batch) > 1
 
     def _learning(self, batch: Batch) -> Any:
-        return batch_statistics(self.model.module) if self._is_anew(batch) else nullcontext()
+        if not self.batch_statistics or not self._is_anew(batch):
+            return nullcontext()
+        return batch_statistics(self.model.module)
 
 
 def _name_of(data: Data) -> str:
