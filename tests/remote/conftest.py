@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from helpers.servers import Counted, s3_server
@@ -43,6 +44,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     import s3fs
 
     server = s3_server()
+    urlopen(Request(f"{server.url}/moto-api/reset", method="POST")).close()  # of the tests before
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
