@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
+from math import isfinite, nan
 from typing import Any, NamedTuple
 
 from sewa_cli.text import few
 
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 ALONE = re.compile(rf"({NUMBER})\s*%?", re.IGNORECASE)
-NAMED = re.compile(rf"%?([^\W\d][\w./-]*)\s*[:=]?\s+?({NUMBER})\s*%?", re.IGNORECASE)
+COLOR = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
+END = re.compile(r"\s*?(?:\n|\Z)")
 
 
 class Record(NamedTuple):
@@ -28,6 +29,7 @@ def read_printed(text: str, metric: str, regex: re.Pattern[str] | None = None) -
 
     Raises ValueError where the metric has no number, two, or none that is finite.
     """
+    text = COLOR.sub("", text)
     if regex is not None:
         found = [match[1] if regex.groups else match[0] for match in regex.finditer(text)]
         return [_one(metric, found, f"nothing matches {regex.pattern}")]
@@ -44,7 +46,8 @@ def read_printed(text: str, metric: str, regex: re.Pattern[str] | None = None) -
             raise ValueError(f"it prints {len(records)} objects without an id, with other {metric}")
         return records[:1]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    here = rf"(?<![\w.])%?{re.escape(metric)}\s*[:=]?\s*({NUMBER})(?![\w.])"
+    between = r"(?:[ \t]*[:=][ \t]*|[ \t]+)"
+    here = rf"(?<![\w.])%?{re.escape(metric)}{between}({NUMBER})(?![\w./]|,\d)"
     if named := re.findall(here, text, re.IGNORECASE):
         return [_one(metric, named, "")]
     numbers = [match[1] for line in lines if (match := ALONE.fullmatch(line))]
@@ -56,30 +59,31 @@ def read_printed(text: str, metric: str, regex: re.Pattern[str] | None = None) -
 
 
 def _objects(text: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the JSON object that the text is, or those that lines of it are."""
-    lines = text.splitlines()
-    for some in ([text], lines):
-        for number, line in enumerate(some, 1):
-            if not line.lstrip().startswith("{"):
-                continue
-            try:
-                found = json.loads(line)
-            except ValueError:
-                if some is lines:
-                    raise ValueError(f"line {number} is not a JSON object: {line:.80}") from None
-                break
-            yield found
-            if some is not lines:
-                return
+    """Yield the JSON objects that begin on a line of their own, on one line or several."""
+    end, decode = 0, json.JSONDecoder().raw_decode
+    for found in re.finditer(r"^[^\S\n]*(\{.*)", text, re.MULTILINE):
+        if found.start() < end:
+            continue  # inside the one before
+        try:
+            one, end = decode(text, found.start(1))
+        except (ValueError, RecursionError):
+            one = None
+        if one is None or not END.match(text, end):
+            number = text.count("\n", 0, found.start()) + 1
+            raise ValueError(f"line {number} is not a JSON object: {found[1]:.80}")
+        yield one
 
 
 def _record(found: Mapping[str, Any], metric: str) -> Record:
-    scores = {
-        str(name): float(value)
-        for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    weight = scores.pop("weight", 1.0)
+    try:
+        scores = {
+            str(name): float(value)
+            for name, value in found.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+    except OverflowError as error:
+        raise ValueError(f"it prints {error}") from error
+    weight = scores.pop("weight", nan if "weight" in found else 1.0)
     name = found.get("id")
     scores.pop("id", None)
     given = [one for one in scores if one.lower() == metric.lower()]
