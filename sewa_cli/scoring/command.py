@@ -13,14 +13,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from shlex import split
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from sewa_cli import interrupts
 from sewa_cli.errors import ConfigError
@@ -57,6 +57,30 @@ def words_of(command: str) -> list[str]:
     return words
 
 
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+def as_they_end(
+    jobs: Iterable[J],
+    begin: Callable[[J], Future[R]],
+    size: int,
+    under_way: dict[Future[R], tuple[int, J]],
+    until: float | None,
+) -> Iterator[tuple[int, J, Future[R]]]:
+    """Keep `size` jobs under way; yield each with its place; begin none after `until`."""
+    queue = enumerate(jobs)
+    while until is None or time.monotonic() <= until:
+        for index, job in islice(queue, size - len(under_way)):
+            under_way[begin(job)] = index, job
+        if not under_way:
+            return
+        left = None if until is None else max(0.0, until - time.monotonic())
+        for future in wait(under_way, left, FIRST_COMPLETED).done:
+            yield *under_way.pop(future), future
+        interrupts.stop_if_interrupted()
+
+
 class Commands:
     """Runs the command for `workers` calls at a time; each has a number of its own, from 0."""
 
@@ -72,24 +96,20 @@ class Commands:
         self, calls: Iterable[Call], until: float | None = None
     ) -> Iterator[tuple[int, str | Failed]]:
         """Yield what each has printed, as they end; all under way end when this does."""
-        queue, under_way = enumerate(calls), dict[Future[str | Failed], int]()
+        under_way = dict[Future[str | Failed], tuple[int, Call]]()
         self._is_ended = False
         try:
-            while until is None or time.monotonic() <= until:
-                for index, call in islice(queue, self._size - len(under_way)):
-                    under_way[self._pool.submit(self._run, call)] = index
-                if not under_way:
-                    return
-                left = None if until is None else max(0.0, until - time.monotonic())
-                for future in wait(under_way, left, FIRST_COMPLETED).done:
-                    yield under_way.pop(future), future.result()
-                interrupts.stop_if_interrupted()
+            for index, _, future in as_they_end(calls, self._begin, self._size, under_way, until):
+                yield index, future.result()
         finally:
             self._is_ended = True
             wait(under_way)
 
     def close(self) -> None:
         self._pool.shutdown()
+
+    def _begin(self, call: Call) -> Future[str | Failed]:
+        return self._pool.submit(self._run, call)
 
     def _run(self, call: Call) -> str | Failed:
         worker = self._free.get()

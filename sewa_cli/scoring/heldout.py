@@ -14,7 +14,7 @@ from sewa_cli.direction import Criterion
 from sewa_cli.judge import Lead, judge_by_metric
 from sewa_cli.methods import by_steps, mean_of
 from sewa_cli.opening import Clock
-from sewa_cli.report.findings import ContestEntry, ContestFinding, History, MetricScores, State
+from sewa_cli.report.findings import ContestFinding, History, MetricScores, State
 from sewa_cli.report.shared import Interval, Verdict
 from sewa_cli.scoring.metric import Metric
 from sewa_cli.solvers import Choice, Solver
@@ -121,6 +121,13 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Verdict]:
     over = overruled or _rival(outcome)
     if over == name_of_last:
         over_last = None
+    entries = outcome.entries
+    if overruled is not None:
+        states: dict[str, State] = {overruled: "overruled", written: "taken"}
+        entries = [
+            entry.model_copy(update={"state": states.get(with_K(entry.name, entry.K), entry.state)})
+            for entry in entries
+        ]
     contest = ContestFinding(
         metric=metric.criterion.name,
         goal=metric.criterion.goal,
@@ -142,7 +149,7 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Verdict]:
         evidence=outcome.evidence,
         ahead=finite(outcome.ahead),
         duel_parts=outcome.duel_parts,
-        entries=[_entry(outcome, entry, written) for entry in outcome.entries],
+        entries=entries,
         scores=scores,
     )
     found_lead = None if over is None else lead(over, written)
@@ -268,19 +275,3 @@ def _rival(outcome: Outcome) -> str | None:
     if outcome.leader.average != outcome.taken.average:
         return outcome.leader.label
     return None if outcome.baseline is None else outcome.baseline.label
-
-
-def _entry(outcome: Outcome, entry: ContestEntry, written: str) -> ContestEntry:
-    """Settle the state of an entry; the leader has the duel's e-value, others have none."""
-    name, state = with_K(entry.name, entry.K), entry.state
-    is_leader = name == outcome.leader.label
-    has_dueled = (
-        outcome.leader.average != outcome.incumbent.average and outcome.confirmed is not None
-    )
-    new: State | None = state
-    if name == written:
-        new = "taken"
-    elif state == "taken":
-        new = "overruled"
-    evidence = outcome.evidence if has_dueled and is_leader else None
-    return entry.model_copy(update={"state": new, "evidence": evidence})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import nan
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,49 +43,11 @@ from sewa_cli.solvers.board import REPORTED, Answer, Asked, Average, Board, Fail
 from sewa_cli.stats import unit_scores
 from sewa_cli.task.scoring import METRICS, Corpus, Score, Scoring, Value
 
+if TYPE_CHECKING:
+    from sewa_cli.scoring.script import ScriptJudge
+
 AT_ONCE = 8  # parts in a call of scores()
 SHOWN = 4  # averages that are scored on held-out parts, or fewer where some are the same
-
-
-class Judge(Protocol):
-    """Scores averages on parts, by the task's functions or by a command.
-
-    weights     what each part counts in a mean
-    whole       a call has all parts, and is one evaluation
-    stop_after  failures in a row that end a search
-    tried       averages that were scored before there was a board
-    """
-
-    weights: Mapping[Kind, Tensor]
-    whole: bool
-    stop_after: int | None
-    tried: Sequence[Average]
-
-    @property
-    def corpus(self) -> Corpus | None:
-        """Return what makes metrics of sums over parts."""
-
-    @property
-    def at_once(self) -> int:
-        """Return the number of parts in a call."""
-
-    def name_of(self, kind: Kind, part: int) -> int | str:
-        """Name a part in messages."""
-
-    def evaluate(self, calls: Sequence[Asked], until: float | None) -> Iterator[tuple[int, Answer]]:
-        """Yield the metric on parts to choose by, by the calls' places, as they finish."""
-
-    def score_heldout(self, calls: Sequence[Asked]) -> Iterator[tuple[int, Result]]:
-        """Yield all scores on held-out parts in the same way."""
-
-    def pick(self, scores: Sequence[Score]) -> list[Value]:
-        """Return the metric of each part."""
-
-    def warm(self) -> None:
-        """Start all processes: their start is no measure of what a part takes."""
-
-    def close(self) -> None:
-        """End what was started, and remove what was written."""
 
 
 @dataclass
@@ -93,13 +55,14 @@ class Metric:
     """A metric over averages of a run. Close it: it may have processes.
 
     basis  the problem without a board
+    judge  scores averages on parts, by the task's functions or by a command
     board  what was asked for the choice under way
     """
 
     basis: Problem
     config: Config
     criterion: Criterion
-    judge: Judge
+    judge: TaskJudge | ScriptJudge
     board: Board = field(init=False)
     heldout_evaluations: int = 0
 
@@ -200,7 +163,11 @@ class Metric:
 class TaskJudge:
     """Scores by the task's functions.
 
-    lists   the task's two lists of parts; `places` says which of them are for what
+    lists       the task's two lists of parts; `places` says which of them are for what
+    weights     what each part counts in a mean
+    whole       a call has all parts, and is one evaluation
+    stop_after  failures in a row that end a search
+    tried       averages that were scored before there was a board
     """
 
     run: PlacedRun
@@ -217,6 +184,7 @@ class TaskJudge:
 
     @property
     def at_once(self) -> int:
+        """Return the number of parts in a call."""
         return AT_ONCE if self.scoring.at_once else 1
 
     def name_of(self, kind: Kind, part: int) -> int:
@@ -227,9 +195,11 @@ class TaskJudge:
 
     @property
     def corpus(self) -> Corpus | None:
+        """Return what makes metrics of sums over parts."""
         return self.scoring.corpus
 
     def warm(self) -> None:
+        """Start all processes: their start is no measure of what a part takes."""
         self.pool.warm()
 
     def close(self) -> None:
@@ -246,7 +216,10 @@ class TaskJudge:
         return make_solver(config, default_for(K, sparse=False)).choose(problem, K)
 
     def evaluate(self, calls: Sequence[Asked], until: float | None) -> Iterator[tuple[int, Answer]]:
-        """Yield what is known from an earlier run at once, then the others as they finish."""
+        """Yield the metric on parts to choose by, by the calls' places, as they finish.
+
+        What is known from an earlier run comes first.
+        """
         memo, left = self.run.session.objective.memo, []
         for place, call in enumerate(calls):
             keys = [self._key(call.average, part) for part in call.parts]
@@ -271,6 +244,7 @@ class TaskJudge:
             yield place, scores
 
     def score_heldout(self, calls: Sequence[Asked]) -> Iterator[tuple[int, Result]]:
+        """Yield all scores on held-out parts in the same way."""
         yield from self._run(calls, "heldout")
 
     def _key(self, average: Average, part: int) -> tuple[Any, ...]:

@@ -120,7 +120,7 @@ def open_scratch(
 
 
 class ScriptJudge:
-    """Scores by what a command prints.
+    """Scores by what a command prints; its methods are those of `TaskJudge`.
 
     parts  what `{part}` is, of those to choose by and those held out; None: a call has it all
     """

@@ -14,10 +14,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from itertools import count, islice
+from itertools import count
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sewa_cli import interrupts
 from sewa_cli.errors import ConfigError, OutputError, TaskError
-from sewa_cli.scoring.command import cause, end_group
+from sewa_cli.scoring.command import as_they_end, cause, end_group
 from sewa_cli.scoring.jobs import Job, PartScorer, Result, WorkerRecipe
 from sewa_cli.solvers.board import Failed
 
@@ -89,20 +89,11 @@ class Workers:
 
     def run(self, jobs: Iterable[Job], until: float | None = None) -> Iterator[tuple[int, Result]]:
         """Yield results as they come; what is under way when the clock is past `until` ends."""
-        queue = enumerate(jobs)
         under_way: dict[Future[Result], tuple[int, Job]] = {}
         try:
-            while until is None or time.monotonic() <= until:
-                # no more than there are processes: pebble ends a process to cancel its job
-                for index, job in islice(queue, self._size - len(under_way)):
-                    under_way[self._begin(job)] = index, job
-                if not under_way:
-                    return
-                left = None if until is None else until - time.monotonic()
-                for future in wait(under_way, left, FIRST_COMPLETED).done:
-                    index, job = under_way.pop(future)
-                    yield index, self._result(future, job)
-                interrupts.stop_if_interrupted()
+            # no more than there are processes: pebble ends a process to cancel its job
+            for index, job, future in as_they_end(jobs, self._begin, self._size, under_way, until):
+                yield index, self._result(future, job)
         finally:
             for future in under_way:
                 future.cancel()

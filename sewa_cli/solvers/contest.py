@@ -8,7 +8,7 @@ the user names, else the better of the last checkpoint and the best baseline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -189,17 +189,19 @@ class Contest:
         taken = self.best(free) if self.is_open else self.incumbent
         if is_better:
             taken = leader
+        shown = 1.0 if cannot_confirm else evidence(lead)
+        dueled = None if is_same or cannot_confirm else shown
         outcome = Outcome(
             taken,
             self.incumbent,
             leader,
             baseline,
             confirmed,
-            1.0 if cannot_confirm else evidence(lead),
+            shown,
             by,
             len(lead),
             self._why_unspent(leader, rival),
-            self._entries(leader, taken),
+            self._entries(leader, taken, dueled),
         )
         if self.by_loss is not None and taken.average == tuple(self.by_loss.coefficients):
             kept = [one for one in self.by_loss.findings if not isinstance(one, Expected)]
@@ -253,16 +255,21 @@ class Contest:
         )
         return True
 
-    def _entries(self, leader: Entrant, taken: Entrant) -> list[ContestEntry]:
-        """List those that were asked on many parts first: over few, luck decides."""
+    def _entries(self, leader: Entrant, taken: Entrant, dueled: float | None) -> list[ContestEntry]:
+        """List those that were asked on many parts first: over few, luck decides.
+
+        dueled: the e-value of the leader, if there was a duel.
+        """
         board = self.board
         asked = [entrant for entrant in self.entrants.values() if board.parts_of(entrant.average)]
         asked.sort(key=lambda e: (-len(board.parts_of(e.average)), board.rank(e.average)))
         always = {leader.average, taken.average, self.incumbent.average}
         kept = [e for i, e in enumerate(asked) if i < LISTED or e.average in always]
-        return [self._entry(entrant, leader, taken) for entrant in kept]
+        return [self._entry(entrant, leader, taken, dueled) for entrant in kept]
 
-    def _entry(self, entrant: Entrant, leader: Entrant, taken: Entrant) -> ContestEntry:
+    def _entry(
+        self, entrant: Entrant, leader: Entrant, taken: Entrant, dueled: float | None
+    ) -> ContestEntry:
         board, average = self.board, entrant.average
         parts = board.parts_of(average)
         scores, lead = board.scores(average, parts), self.lead(entrant, self.incumbent)
@@ -286,8 +293,18 @@ class Contest:
             score=None if has_failed else finite(board.mean(average)),
             error=None if has_failed else finite(error),
             ahead=finite(float(lead.mean())) if is_other else None,
+            evidence=dueled if average == leader.average else None,
             state=state,
         )
+
+
+def swaps(average: Average, random: torch.Generator) -> Iterator[list[float]]:
+    """Yield means in which one checkpoint of an average has the place of another."""
+    chosen = [i for i, weight in enumerate(average) if weight != 0]
+    others = [i for i, weight in enumerate(average) if weight == 0]
+    for pair in torch.randperm(len(chosen) * len(others), generator=random).tolist():
+        out, new = chosen[pair // len(others)], others[pair % len(others)]
+        yield mean_of([*(i for i in chosen if i != out), new], len(average))
 
 
 def open_contest(problem: Problem, K: int) -> Contest:

@@ -18,7 +18,7 @@ import torch
 from sewa_cli.methods import by_steps, mean_of
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers.board import Spent, is_known
-from sewa_cli.solvers.contest import Contest, Entrant
+from sewa_cli.solvers.contest import Contest, Entrant, swaps
 
 FOR_WINDOWS = 12  # evaluations before any change of the best is tried
 CHANGES = 0.4  # of those beyond
@@ -185,7 +185,6 @@ def _variants(
     k = contest.k
     c = torch.tensor(leader.average, dtype=torch.float64)
     chosen = [i for i, weight in enumerate(leader.average) if weight != 0]
-    others = [i for i, weight in enumerate(leader.average) if weight == 0]
     if K == AUTO:
         for tilt in (TILT, -TILT) if len(chosen) > 1 else ():
             span = torch.linspace(-0.5, 0.5, len(chosen), dtype=torch.float64)
@@ -206,6 +205,4 @@ def _variants(
                 without[i] = 0
                 yield "drop", (without / without.sum()).tolist()
         return
-    for pair in torch.randperm(len(chosen) * len(others), generator=random).tolist():
-        out, new = chosen[pair // len(others)], others[pair % len(others)]
-        yield "swap", mean_of([*(i for i in chosen if i != out), new], k)
+    yield from (("swap", average) for average in swaps(leader.average, random))

@@ -24,7 +24,7 @@ from sewa_cli.report.findings import Blend
 from sewa_cli.settings import AUTO, Share
 from sewa_cli.solvers import Choice, Problem, Solver, register
 from sewa_cli.solvers.board import Spent
-from sewa_cli.solvers.contest import LEAST, Contest, Entrant, open_contest
+from sewa_cli.solvers.contest import LEAST, Contest, Entrant, open_contest, swaps
 from sewa_cli.solvers.few import search_few
 from sewa_cli.stats import SURE, evidence
 
@@ -245,12 +245,8 @@ def _variants(
             tilted = c * torch.exp(tilt * torch.linspace(-0.5, 0.5, k, dtype=torch.float64))
             yield "tilt", (tilted / tilted.sum()).tolist()
     chosen = [i for i, weight in enumerate(leader.average) if weight != 0]
-    others = [i for i, weight in enumerate(leader.average) if weight == 0]
-    equal = max(leader.average) - min(leader.average[i] for i in chosen) < 1e-12
-    pairs = len(chosen) * len(others) if equal else 0
-    for pair in torch.randperm(pairs, generator=random).tolist():
-        out, new = chosen[pair // len(others)], others[pair % len(others)]
-        yield "swap", mean_of([*(i for i in chosen if i != out), new], k)
+    if max(leader.average) - min(leader.average[i] for i in chosen) < 1e-12:
+        yield from (("swap", average) for average in swaps(leader.average, random))
 
 
 register("race", Race)
