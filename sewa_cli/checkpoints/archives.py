@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import IO
-from zipfile import ZipFile
+from zipfile import BadZipFile, ZipFile
 
 from sewa_cli.errors import CheckpointError
 from sewa_cli.files import MIB, open_regular
@@ -29,7 +29,9 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             yield BytesIO(archive.read(_find(path, archive.namelist())))
     else:
         with _tar(path) as tar:
-            found = {info.name: info for info in tar if info.isreg() and not info.issparse()}
+            if any(info.issparse() for info in tar):
+                raise ValueError("it has sparse files, which NeMo never writes")
+            found = {info.name: info for info in tar if info.isreg()}
             member = tar.extractfile(found[_find(path, list(found))])
             assert member is not None  # as it is regular
             yield member
@@ -72,8 +74,13 @@ def _is_weights(path: Path, name: str) -> bool:
 @contextmanager
 def _zip(path: Path) -> Iterator[ZipFile]:
     with open_regular(path) as file, ZipFile(file) as archive:
-        if any(member.compress_type for member in archive.infolist()):
+        members = archive.infolist()
+        if min((member.header_offset for member in members), default=0):
+            raise BadZipFile  # cut short, and this is the list of an archive inside
+        if any(member.compress_type for member in members):
             raise ValueError("it is compressed, which stable-baselines3 never does")
+        if sum(member.file_size for member in members) > path.stat().st_size:
+            raise ValueError("its members overlap")
         yield archive
 
 

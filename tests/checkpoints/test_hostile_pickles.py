@@ -353,6 +353,16 @@ def nemo(data, packed=True, **attributes):
     return file.getvalue()
 
 
+def overlapping(count, weights):
+    """An archive that lists a member many times."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as new:
+        new.writestr("policy.pth", weights)
+        new.writestr("data", bytes(1000))
+        new.filelist += [new.getinfo("data")] * count
+    return file.getvalue()
+
+
 ARCHIVES = {
     "malicious.nemo": lambda mark: nemo(saved(Evil(mark))),
     "malicious.zip": lambda mark: archive(("policy.pth", saved({"w": Evil(mark)}))),
@@ -360,6 +370,11 @@ ARCHIVES = {
     "packed.zip": lambda _: packed(archive(("policy.pth", saved({"w": torch.zeros(9)})))),
     "link.nemo": lambda _: nemo(b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
     "cut.nemo": lambda _: nemo(saved({"w": torch.ones(3)}), packed=False)[:1500],
+    "sparse.nemo": lambda _: (
+        nemo(b"", packed=False, name="large", type=tarfile.GNUTYPE_SPARSE)[:512]
+        + nemo(saved({"w": torch.ones(3)}), packed=False)
+    ),
+    "overlapping.zip": lambda _: overlapping(1000, saved({"w": torch.ones(3)})),
     "cut.zip": lambda _: archive(("policy.pth", saved({"w": torch.ones(3)})))[:-9],
     "none.nemo": lambda _: b"",
 }

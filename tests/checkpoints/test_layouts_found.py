@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from helpers import toolkit_runs
 from helpers.saved import save_distributed
 from safetensors.torch import save_file
 
@@ -206,6 +207,16 @@ def test_a_half_written_newest_file_is_left_out_with_a_warning(tmp_path, suffix)
     warnings = []
     assert [c.step for c in opened(tmp_path, warn=warnings.append)] == [9, 10]
     assert f"step-11.{suffix}: left out as half-written" in warnings[0]
+
+
+def test_an_archive_is_half_written_where_one_inside_it_is_whole(tmp_path):
+    toolkit_runs.stable_baselines3(tmp_path)
+    data = (tmp_path / "rl_model_600_steps.zip").read_bytes()
+    cut_short = data[: data.index(b"policy.pth")]  # after pytorch_variables.pth, an archive too
+    (tmp_path / "rl_model_700_steps.zip").write_bytes(cut_short)
+    warnings = []
+    assert [c.step for c in opened(tmp_path, warn=warnings.append)][-1] == 600
+    assert "rl_model_700_steps.zip: left out as half-written" in warnings[0]
 
 
 def test_what_the_user_named_is_never_left_out_silently(tmp_path):
