@@ -110,6 +110,13 @@ def make_language_model_run(page, frozen):
     Path("sewa.yaml").write_text(settings)
 
 
+def write_files_of(page):
+    """Write the scripts of a page whose first comment is their name."""
+    scripts = r"```(?:python|bash)\n((?:#!.*\n)?# (\w+\.(?:py|sh)).*?)```"
+    for text, name in re.findall(scripts, page.read_text(), re.DOTALL):
+        Path(name).write_text(text)
+
+
 @pytest.mark.parametrize(("page", "commands"), list(commands_of_pages()))
 def test_the_commands_of_a_page_work(page, commands, request, tmp_path, monkeypatch, sewa):
     """Run all in a demo's folder, but for blocks below `<!-- not run: WHY -->`."""
@@ -117,6 +124,8 @@ def test_the_commands_of_a_page_work(page, commands, request, tmp_path, monkeypa
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if page.stem == "language-models":
         make_language_model_run(page, request.getfixturevalue("frozen"))
+    elif page.stem == "speech":
+        write_files_of(page)
     elif page.stem != "quickstart":
         shutil.copytree(request.getfixturevalue("demo").folder, tmp_path, dirs_exist_ok=True)
     for command in commands:
