@@ -166,7 +166,7 @@ def test_a_checkpoint_that_does_not_fit_is_named(refused, damage, parts):
     [
         (["ckpt/"], "", ["ckpt: no such file or folder; did you mean ckpts?"]),
         (["none/"], "", ["none: ", "holds no *.safetensors files"]),
-        (["two/"], "", ["two: holds no checkpoints itself; name one that does: two/a, two/b"]),
+        (["two/"], "", ["two: holds no checkpoints itself; name a folder that does: two/a, two/b"]),
         (["--config", "typo.yaml"], "", ["ckpt (from checkpoints: in typo.yaml): no such file"]),
         (["ckpts/", CHECKPOINT], "", ["step-60.safetensors: is given twice"]),
         ([CHECKPOINT, "--K", "1"], "", ["is the only checkpoint", "name several"]),

@@ -233,7 +233,7 @@ def test_an_output_without_a_report_is_told_with_a_hint(sewa):
     for target in ("ckpts/step-10.safetensors", "ckpts", "nowhere.safetensors"):
         ended = sewa("verify", target)
         assert ended.code == 3
-        where = f"{Path(target).stem}.report.json beside it"
+        where = f"{Path(target).stem}.report.json next to it"
         where = "sewa.report.json inside" if target == "ckpts" else where
         assert ended.error == f"{target}: has no report {where}; name its report"
 
