@@ -91,12 +91,9 @@ class ScratchFolder:
 
     def add(self, url: str) -> Path:
         """List a file or folder; return where it is in this folder. Headers are fetched."""
-        check_url(url)
-        scheme, _, rest = url.partition("://")
-        local = self.root / f"{scheme}:" / rest
-        fs, place = file_system(url)
+        local, fs, place = self._find(url)
         try:
-            cached = hub.cached_folder(place) if scheme == "hf" else None
+            cached = hub.cached_folder(place) if url.startswith("hf:") else None
         except Exception as error:
             raise failure(url, error) from error
         if cached is not None:
@@ -113,11 +110,8 @@ class ScratchFolder:
 
     def add_output(self, url: str) -> Path:
         """Return where an output is made; what is there already, and next to it, is listed."""
-        check_url(url)
         url = url.rstrip("/")
-        scheme, _, rest = url.partition("://")
-        local = self.root / f"{scheme}:" / rest
-        fs, place = file_system(url)
+        local, fs, place = self._find(url)
         parent, _, name = place.rpartition("/")
         if not parent or not name:
             raise ConfigError(f"{url}: names a bucket; name a file or folder in it")
@@ -139,6 +133,11 @@ class ScratchFolder:
                 self._list(url)
         local.parent.mkdir(parents=True, exist_ok=True)
         return local
+
+    def _find(self, url: str) -> tuple[Path, Any, str]:
+        check_url(url)
+        scheme, _, rest = url.partition("://")
+        return self.root / f"{scheme}:" / rest, *file_system(url)
 
     def give_up(self, path: Path) -> list[str]:
         """Forget remote files, as local ones are in their place; return where they are."""

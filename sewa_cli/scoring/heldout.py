@@ -21,7 +21,7 @@ from sewa_cli.solvers import Choice, Solver
 from sewa_cli.solvers.board import Average
 from sewa_cli.solvers.contest import Outcome
 from sewa_cli.stats import FEWEST_UNITS, compare_rows, difference, parts_needed
-from sewa_cli.task.scoring import Score, total
+from sewa_cli.task.scoring import Score, total, totals
 from sewa_cli.text import finite, with_K
 
 LISTED = 100  # failures in the report
@@ -216,19 +216,13 @@ def _reported(
 def means_of_others(metric: Metric, scores: Sequence[Score]) -> dict[str, float | None] | None:
     """Return means of what else score() gives, over the held-out parts that did not fail."""
     values, weights = metric.pick(scores).tolist(), metric.weights["heldout"].tolist()
-    known = [
-        (score, weight)
-        for score, value, weight in zip(scores, values, weights, strict=True)
-        if isfinite(value)
+    known = [i for i, value in enumerate(values) if isfinite(value)]
+    others = [
+        {name: one for name, one in scores[i].items() if name not in ("", metric.criterion.name)}
+        for i in known
     ]
-    names = sorted({name for score, _ in known for name in score} - {"", metric.criterion.name})
-    having = {name: [one for one in known if name in one[0]] for name in names}
-    corpus = metric.judge.corpus
-    means = {
-        name: finite(total(name, [one[name] for one, _ in some], [w for _, w in some], corpus))
-        for name, some in having.items()
-    }
-    return means or None
+    means = totals(others, [weights[i] for i in known], metric.judge.corpus)
+    return {name: finite(means[name]) for name in sorted(means)} or None
 
 
 def _lead(metric: Metric, filled: Filled, over: str, other: int, own: int) -> Lead | None:

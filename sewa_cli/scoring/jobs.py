@@ -30,7 +30,7 @@ from sewa_cli.rng import seed_of, seeded
 from sewa_cli.solvers.board import Failed
 from sewa_cli.solvers.contest import FEWEST_TO_CONFIRM
 from sewa_cli.task import Task, load_task
-from sewa_cli.task.scoring import Score, total
+from sewa_cli.task.scoring import Score, totals
 
 Kind = Literal["selection", "heldout"]
 KINDS: tuple[Kind, ...] = ("selection", "heldout")
@@ -218,18 +218,14 @@ def scores_by_parts(
     count = len(lists[kind]) if most is None else min(most, len(lists[kind]))
     scorer = PartScorer(task, model, seed, {kind: PartPlaces(kind, range(count))}, lists)
 
-    def means(_: Any) -> dict[str, float]:
+    def score(_: Any) -> dict[str, float]:
         found = scorer.score(Job(model.flat.cpu(), kind, tuple(range(count))))
         if metric is not None:
             scoring.pick(found, metric)  # refuses a metric that the task does not have
-        names = dict.fromkeys(name for score in found for name in score)
-        having = {name: [score[name] for score in found if name in score] for name in names}
-        return {
-            name or "score": total(name, some, [1.0] * len(some), scoring.corpus)
-            for name, some in having.items()
-        }
+        means = totals(found, [1.0] * count, scoring.corpus)
+        return {name or "score": value for name, value in means.items()}
 
-    return means
+    return score
 
 
 @dataclass(frozen=True)

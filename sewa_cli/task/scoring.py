@@ -94,6 +94,17 @@ def total(
     return sum(numbers) / sum(weights)
 
 
+def totals(
+    scores: Sequence[Score], weights: Sequence[float], corpus: Corpus | None
+) -> dict[str, float]:
+    """Return the `total` of each name, over the parts that have it."""
+    found = {}
+    for name in dict.fromkeys(name for score in scores for name in score):
+        having = [(s[name], w) for s, w in zip(scores, weights, strict=True) if name in s]
+        found[name] = total(name, [s for s, _ in having], [w for _, w in having], corpus)
+    return found
+
+
 def scoring_of(
     functions: Mapping[str, Callable[..., Any]],
     with_args: Callable[[str], Callable[[], Any]],

@@ -14,7 +14,6 @@ from helpers.tiny import TASK, train_tiny, user_loss
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sewa_cli.output import mean as average
 from sewa_cli.output import safetensors as writer
 
 
@@ -121,17 +120,6 @@ def test_evaluate_checks_all_files_before_the_first(sewa):
     assert ended.code == 3
     assert "odd.safetensors: does not fit the model" in ended.error
     assert ended.out == ""
-
-
-def test_the_file_is_the_same_whatever_the_pieces_and_threads(ckpts, sewa, monkeypatch):
-    assert sewa("average", "ckpts", "--method", "ema", "-o", "whole.safetensors").code == 0
-    for threads, piece, block in [(1, 7, 7), (3, 7, 3), (2, 64, 10)]:
-        monkeypatch.setattr(average, "PIECE", piece)
-        monkeypatch.setattr(average, "BLOCK", block)
-        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
-        ended = sewa("average", *ckpts, "--method", "ema", "-o", "cut.safetensors", "--force")
-        assert ended.code == 0, ended.err
-        assert Path("cut.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
 
 
 def write_into(path):

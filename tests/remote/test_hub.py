@@ -67,12 +67,6 @@ def test_revisions_are_checkpoints_in_the_order_of_their_numbers(hub, run):
     assert load_file("best/model.safetensors")["w"][0] == 5500
 
 
-def test_a_revision_is_a_folder(run):
-    ended = run("inspect", "hf://org/run@step900", "hf://org/run@step1000")
-    assert ended.returncode == 0, ended.stderr
-    assert "steps 900 to 1000" in ended.stdout
-
-
 @pytest.mark.parametrize("token", ["", "hf_WRONG"])
 def test_a_wrong_token_is_one_line_without_it(hub, run, token):
     hub[0].token = "hf_RIGHT"
