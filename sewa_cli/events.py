@@ -54,11 +54,7 @@ class Events:
         """Show progress by a plan; `done` returns how much was done by now, in its unit."""
 
     def over(
-        self,
-        stage: str,
-        items: Iterable[T],
-        total: int,
-        size: Callable[[T], int] = lambda _: 1,
+        self, stage: str, items: Iterable[T], total: int, size: Callable[[T], int] = lambda _: 1
     ) -> Iterator[T]:
         """Yield the items and report progress; `size` is what each adds to `done`."""
         done = 0

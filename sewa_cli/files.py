@@ -39,16 +39,16 @@ def real(path: Path) -> Path:
         raise OSError(errno.EINVAL, _NO_NAME) from error
 
 
-def check_regular(path: Path, most: int | None = None) -> os.stat_result:
-    """Raise OSError unless it is a regular file, or a link to one, of at most `most` bytes."""
+def check_regular(path: Path) -> os.stat_result:
+    """Raise OSError unless it is a regular file, or a link to one."""
     try:
         about = path.stat()
     except ValueError as error:
         raise OSError(errno.EINVAL, _NO_NAME) from error
-    return _checked(about, most)
+    return _checked(about)
 
 
-def _checked(about: os.stat_result, most: int | None) -> os.stat_result:
+def _checked(about: os.stat_result, most: int | None = None) -> os.stat_result:
     if not stat.S_ISREG(about.st_mode):
         kind = _KINDS.get(stat.S_IFMT(about.st_mode), "something else")
         raise OSError(errno.EINVAL, f"is {kind}, not a file")

@@ -375,10 +375,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _without_last(
-    opened: list[Checkpoint],
-    found: Found,
-    note: Callable[[str], None],
-    warn: Callable[[str], None],
+    opened: list[Checkpoint], found: Found, note: Callable[[str], None], warn: Callable[[str], None]
 ) -> list[Checkpoint]:
     """Leave out what has no step, or the same as another and is called the last.
 

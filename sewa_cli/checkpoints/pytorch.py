@@ -20,13 +20,7 @@ from threading import Lock
 from typing import IO, TYPE_CHECKING, Any
 
 from sewa_cli.checkpoints import archives, toolkits
-from sewa_cli.checkpoints.checkpoint import (
-    Header,
-    Reader,
-    TensorInfo,
-    plain_numbers,
-    reading,
-)
+from sewa_cli.checkpoints.checkpoint import Header, Reader, TensorInfo, plain_numbers, reading
 from sewa_cli.checkpoints.inert import Inert, harmless
 from sewa_cli.checkpoints.safetensors import check_holds, read_index, shards_of
 from sewa_cli.checkpoints.state import State, find_weights

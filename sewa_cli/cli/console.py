@@ -32,9 +32,7 @@ BLINK: Final = 0.05  # between two looks at the bars: drawing takes longer than 
 _telling = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_telling.acquire,
-        after_in_parent=_telling.release,
-        after_in_child=_telling.release,
+        before=_telling.acquire, after_in_parent=_telling.release, after_in_child=_telling.release
     )
 
 

@@ -168,10 +168,7 @@ _WRITE: Final = {
         "--output-dtype float32|bfloat16|float16|float64", "Write as", shown="as the checkpoints"
     ),
     "shard_size": Flag(
-        "--shard-size SIZE",
-        "Write a folder of shards: 5GB, 2GiB.",
-        shown="one file",
-        is_rare=True,
+        "--shard-size SIZE", "Write a folder of shards: 5GB, 2GiB.", shown="one file", is_rare=True
     ),
     "plot": Flag("--plot FILE", "Write a figure: .png, .svg or .pdf", None),
     "html": Flag("--html FILE", "Write a self-contained HTML page.", None),

@@ -33,10 +33,7 @@ class Course:
     """Stages in their order, each with an amount of work; those that are not needed are skipped."""
 
     def __init__(
-        self,
-        stages: Sequence[Planned],
-        done: Callable[[], float],
-        clock: Callable[[], float],
+        self, stages: Sequence[Planned], done: Callable[[], float], clock: Callable[[], float]
     ) -> None:
         self._stages = list(stages)
         self._done = done

@@ -36,7 +36,7 @@ from sewa_cli.task import Task
 def run_compare(
     config: Config,
     task: Task,
-    events: Events | None = None,
+    events: Events,
     *,
     output_best: Path | None = None,
     report: Path | None = None,
@@ -44,7 +44,6 @@ def run_compare(
     protected: Sequence[Path] = (),
 ) -> Comparison:
     """Evaluate every method at every K, and say which differences are real."""
-    events = events or Events()
     with seeded(config.seed), ExitStack() as stack:
         setup, asked = _open(config, task, events, with_output=output_best is not None)
         session = setup.session

@@ -18,9 +18,9 @@ from sewa_cli.scoring.jobs import scores_by_parts
 from sewa_cli.task import Task
 
 
-def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Evaluation:
+def run_evaluate(config: Config, task: Task, events: Events) -> Evaluation:
     """In the order given. Files need not agree with each other, only with the model."""
-    events, here = events or Events(), ranks.here()
+    here = ranks.here()
     task = with_whole_batches(task, here)
     if config.objective.metric is not None:
         check_objective(config, task)

@@ -33,10 +33,10 @@ SCORED = 4  # the choice, the best baseline, the newest checkpoint and the mean 
 SHORT = 0.5  # seconds: work that takes less is timed more than twice
 
 
-def run_forecast(config: Config, task: Task, events: Events | None = None) -> Forecast:
+def run_forecast(config: Config, task: Task, events: Events) -> Forecast:
     """Read the newest checkpoint, time one batch with it, and multiply by the plan."""
     with seeded(config.seed):
-        return _forecast(open_setup(config, task, events or Events()))
+        return _forecast(open_setup(config, task, events))
 
 
 def _forecast(setup: Setup) -> Forecast:

@@ -230,8 +230,5 @@ def evaluate_scored(config: Config, events: Events) -> Evaluation:
         about = {"path": one.name, "step": one.step}
         files.append(Evaluated(**about, selection_loss=None, metrics=metrics))
     return Evaluation(
-        **heading(config, events, script, "cpu"),
-        files=files,
-        selection_rows=0,
-        heldout_rows=None,
+        **heading(config, events, script, "cpu"), files=files, selection_rows=0, heldout_rows=None
     )

@@ -23,9 +23,8 @@ from sewa_cli.text import finite
 from sewa_cli.trajectory import fill_row
 
 
-def run_validate(config: Config, task: Task, events: Events | None = None) -> Validation:
+def run_validate(config: Config, task: Task, events: Events) -> Validation:
     """Do config, task and checkpoints fit together? One batch, forward and back, newest weights."""
-    events = events or Events()
     with seeded(config.seed):
         if task.has_loss or config.objective.metric is not None:
             chosen_solver(config)

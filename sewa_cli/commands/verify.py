@@ -152,11 +152,7 @@ def _check_file(file: OutputFile, output: Path, recorded: str) -> Checked:
 
 
 def _check_whole(
-    output: Path,
-    rows: list[Checked],
-    known: set[str],
-    has_hashes: bool,
-    unchecked: list[str],
+    output: Path, rows: list[Checked], known: set[str], has_hashes: bool, unchecked: list[str]
 ) -> Iterator[Checked]:
     """Faults: others among its files or, if all files are as they were, that it does not load."""
     known = known | {row.path for row in rows}

@@ -270,8 +270,7 @@ class Config(Settings):
         "null: the system's folder, and for `score` memory if they fit",
     )
     scratch_size: Bytes | None = Field(
-        None,
-        description="the most that is fetched there, 50GB; null: half of what is free",
+        None, description="the most that is fetched there, 50GB; null: half of what is free"
     )
     device: str = Field("auto", description="auto: cuda, else mps, else cpu")
     seed: Seed = Field(0, description="the same seed gives the same bytes")

@@ -14,13 +14,8 @@ from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.remote.places import check_url, failure
 from sewa_cli.remote.scratch import ScratchFolder, scratch_for
 
-_LAST: Final = (
-    SUFFIX,
-    ".distcp",
-    INDEX,
-    ".metadata",
-    REPORT,
-)  # a folder is whole when these are there, in this order
+# a folder is whole when these are there, in this order
+_LAST: Final = (SUFFIX, ".distcp", INDEX, ".metadata", REPORT)
 
 
 def place_output(config: Config) -> Path:

@@ -19,12 +19,11 @@ from sewa_cli.report.shared import Interval, Verdict
 from sewa_cli.scoring.metric import Metric
 from sewa_cli.solvers import Choice, Solver
 from sewa_cli.solvers.board import Average
-from sewa_cli.solvers.contest import Outcome
+from sewa_cli.solvers.contest import LISTED, Outcome
 from sewa_cli.stats import FEWEST_UNITS, compare_rows, difference, parts_needed
 from sewa_cli.task.scoring import Score, total, totals
 from sewa_cli.text import finite, with_K
 
-LISTED = 100  # failures in the report
 MOST = 1_000_000  # more parts than that nobody will evaluate
 
 

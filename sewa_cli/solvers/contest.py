@@ -27,7 +27,7 @@ from sewa_cli.text import finite, with_K
 
 FEWEST_TO_CONFIRM = 25  # parts; with fewer no lead could be shown to be more than luck
 SEARCHED = 0.6  # of the parts; the others are for the duel
-LISTED = 100  # entries in the report
+LISTED = 100  # entries, and failures, in the report
 STRIDE = 8  # parts of a duel on which one is scored before the other is: time may run out
 LEAST = 2  # parts on which averages are compared at all
 SAME = 8  # equal scores of one average, from which on all its parts count as one

@@ -194,10 +194,7 @@ class WeightSample:
         self._kept[i] = row[columns]
 
     def standing(
-        self,
-        used: Sequence[int],
-        steps: Sequence[int | None],
-        ranks: Ranks,
+        self, used: Sequence[int], steps: Sequence[int | None], ranks: Ranks
     ) -> Standing | None:
         """Return the standing of the whole checkpoints; None: too few to say anything.
 

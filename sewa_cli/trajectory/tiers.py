@@ -147,11 +147,7 @@ class Streamed(Trajectory):
     """
 
     def __init__(
-        self,
-        source: RowSource,
-        rows: int = 1,
-        used: list[int] | None = None,
-        ranks: Ranks = ALONE,
+        self, source: RowSource, rows: int = 1, used: list[int] | None = None, ranks: Ranks = ALONE
     ) -> None:
         super().__init__(source.layout, source.device, used or list(range(source.count)))
         self.ranks = ranks

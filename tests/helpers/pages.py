@@ -63,7 +63,7 @@ def _made(name: str) -> str:
         elif name == "inspect":
             found = run_inspect(config())
         else:
-            found = run_evaluate(config(checkpoints=tuple(paths[:3])), task)
+            found = run_evaluate(config(checkpoints=tuple(paths[:3])), task, Events())
         return to_json(found).replace(place, "/runs")  # the same for all
 
 

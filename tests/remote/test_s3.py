@@ -258,11 +258,7 @@ def test_an_upload_that_fails_leaves_nothing_visible(sewa, store, monkeypatch):
 @breadth
 @pytest.mark.parametrize(
     "url",
-    [
-        "s3://key:SECRET@bucket/run",
-        "https://host/a.safetensors?token=SECRET",
-        "s3://bucket/../run",
-    ],
+    ["s3://key:SECRET@bucket/run", "https://host/a.safetensors?token=SECRET", "s3://bucket/../run"],
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(sewa, store, url):
     for arguments in ((url,), ("ckpts", "-o", url), ("ckpts", "--report", url)):

@@ -187,11 +187,7 @@ def make_speech_run(folder):
 def test_a_speech_model_is_chosen_by_the_word_error_rate_of_jiwer(
     once, tmp_path, monkeypatch, sewa
 ):
-    from transformers import (
-        AutoFeatureExtractor,
-        AutoModelForSpeechSeq2Seq,
-        AutoTokenizer,
-    )
+    from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, AutoTokenizer
 
     from sewa_cli.task.ready.speech import features_of
 

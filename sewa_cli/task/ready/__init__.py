@@ -39,9 +39,6 @@ def import_library(who: str, name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        if error.name not in (
-            None,
-            name,
-        ):  # the package is there, and something that it needs is not
+        if error.name not in (None, name):  # it is there, and something that it needs is not
             raise
         raise TaskError(f"{who} needs {name}: pip install {name}") from None

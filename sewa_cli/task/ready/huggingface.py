@@ -25,13 +25,7 @@ from sewa_cli.mirrors import bring
 from sewa_cli.settings import Count, Share
 from sewa_cli.task.ready import Newest, Ready, import_library
 from sewa_cli.task.ready.args import DataArgs, Existing, Part, parse
-from sewa_cli.task.ready.batches import (
-    TEXTS,
-    Batch,
-    LazyBatches,
-    functions_of,
-    open_image,
-)
+from sewa_cli.task.ready.batches import TEXTS, Batch, LazyBatches, functions_of, open_image
 from sewa_cli.task.ready.folder import Dtype, Source, find_folders, has_config
 from sewa_cli.task.ready.generation import Generation
 from sewa_cli.task.ready.head import Head

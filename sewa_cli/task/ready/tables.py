@@ -127,9 +127,7 @@ def _opened(path: Path) -> TextIO:
 
 
 def _streamed(
-    path: Path,
-    read: Callable[[], Iterator[tuple[str, Any]]],
-    parse: Callable[[str, Any], Row],
+    path: Path, read: Callable[[], Iterator[tuple[str, Any]]], parse: Callable[[str, Any], Row]
 ) -> DataTable:
     """Return a table whose rows are read twice: to count them all, and to parse some.
 

@@ -42,10 +42,7 @@ class TextReader:
     padding: int
 
     def classified(
-        self,
-        rows: Sequence[Row],
-        columns: Sequence[str],
-        target: Callable[[Row], float | int],
+        self, rows: Sequence[Row], columns: Sequence[str], target: Callable[[Row], float | int]
     ) -> list[Example]:
         """One target for each text, or pair of texts."""
         texts = ([as_text(row, column) for row in rows] for column in columns)
