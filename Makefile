@@ -114,7 +114,7 @@ docs: $(VENV)/.tests
 picture: $(VENV)/.tests
 	$(BIN)/python benchmarks/picture.py docs/images
 
-# every table of docs/development/performance.md, docs/how-to/averaging.md, docs/how-to/saving.md, docs/explanation/solvers.md
+# every table of docs/development/performance.md, docs/how-to/averaging.md, docs/how-to/saving.md, benchmarks/quality/results/solvers.md
 # and docs/how-to/scale.md
 bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/step.py
