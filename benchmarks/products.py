@@ -126,7 +126,7 @@ def open_rows(folder: Path, P: int) -> CheckpointRows:
     )
 
 
-class Whole(Streamed):
+class WholeColumns(Streamed):
     """Read whole rows, as for files that cannot be mapped."""
 
     has_tiles = False
@@ -142,7 +142,7 @@ def from_files(rounds: int, folder: Path) -> list[dict[str, object]]:
         files = sorted((folder / name).iterdir())
         mapped = [np.memmap(file, np.uint8, "r") for file in files]
         words = [m[len(m) % 8 :].view(np.uint64) for m in mapped]
-        stream, whole = Streamed.read(source, 1), Whole.read(source, 8)
+        stream, whole = Streamed.read(source, 1), WholeColumns.read(source, 8)
         contestants: Contestants = {"limit": partial(read_by_threads, words)}
         for way, W in {"tiles": stream, "rows": whole}.items():
             contestants[f"{way} mix"], contestants[f"{way} pull"] = both(W, 2)
@@ -188,7 +188,7 @@ def from_disk(rounds: int, folder: Path) -> list[dict[str, object]]:
             if name == "plain":
                 plain()
             else:
-                kind = Streamed if name == "tiles" else Whole
+                kind = Streamed if name == "tiles" else WholeColumns
                 kind(source, 8, list(range(k))).mix(a, out=out)
             best[name] = min(best.get(name, inf), time.perf_counter() - start)
             del source
@@ -215,8 +215,8 @@ def averages(rounds: int) -> list[dict[str, object]]:
 
         return work
 
-    def one(piece: Sequence[Array], room: Room) -> Array:
-        return weighted_mean(piece, weights, None, room)
+    def one(piece: Sequence[Array], memory_left: Room) -> Array:
+        return weighted_mean(piece, weights, None, memory_left)
 
     best = race({"bfloat16": mean_of(torch.bfloat16), "float16": mean_of(torch.float16)}, rounds)
     return [

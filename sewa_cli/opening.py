@@ -115,11 +115,11 @@ def build_model(
 
 def _classes(config: Config, task: Task, ranks: Ranks, events: Events) -> Classes:
     assert task.targets is not None
-    room = PIECE if config.memory is None else min(PIECE, config.memory // OF_MEMORY)
+    memory_left = PIECE if config.memory is None else min(PIECE, config.memory // OF_MEMORY)
     functions = task.predict, task.loss, task.targets, task.features, task.head
     if ranks.several:  # a head outside of the model's forward pass has no weights there
         functions = *functions[:3], None, None
-    return Classes(*functions, room, task.proven, events.warn)
+    return Classes(*functions, memory_left, task.proven, events.warn)
 
 
 @dataclass(frozen=True)

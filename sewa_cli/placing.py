@@ -46,8 +46,8 @@ class Setup:
         session, placed = self.session, self.placer.place()
         W, last = placed.trajectory, -1 if self.placer.streams else placed.trajectory.used[-1]
         session.load_integers(session.checkpoints[last])
-        scores = AverageScores(session, W, placed.room)
-        return PlacedRun(session, self.rows, W, placed.placement, placed.room, scores)
+        scores = AverageScores(session, W, placed.memory_left)
+        return PlacedRun(session, self.rows, W, placed.placement, placed.memory_left, scores)
 
 
 def set_up(session: Session, solver: Solver, *, share: float = 1.0, stream: bool = True) -> Setup:
@@ -72,14 +72,14 @@ def set_up(session: Session, solver: Solver, *, share: float = 1.0, stream: bool
 class PlacedRun:
     """The checkpoints placed as W, and what averages of them score.
 
-    room  bytes under the cap on memory that W leaves
+    memory_left  bytes under the cap on memory that W leaves
     """
 
     session: Session
     rows: CheckpointRows
     trajectory: Trajectory
     placement: Placement
-    room: int
+    memory_left: int
     scores: AverageScores
 
     @property
@@ -97,7 +97,7 @@ class PlacedRun:
         return Problem(
             session.objective,
             self.trajectory,
-            self.room,
+            self.memory_left,
             session.config.seed,
             session.events,
             one_of_many,

@@ -187,9 +187,9 @@ class BaselineLosses(NamedTuple):
 class AverageScores:
     """Averages of one W: loaded into the model as a file has them, and measured there."""
 
-    def __init__(self, session: Session, trajectory: Trajectory, room: int) -> None:
-        """`room`: bytes that may be allocated next to W."""
-        self._session, self._trajectory, self._room = session, trajectory, room
+    def __init__(self, session: Session, trajectory: Trajectory, memory_left: int) -> None:
+        """`memory_left`: bytes that may be allocated next to W."""
+        self._session, self._trajectory, self._room = session, trajectory, memory_left
         self._done: dict[Key, Any] = {}
         self._loaded: tuple[tuple[float, ...], int] | None = None
 

@@ -72,12 +72,12 @@ def _as_effort(value: object) -> object:
     return value
 
 
-Whole = Annotated[int, BeforeValidator(refuse_bool)]
-Count = Annotated[Whole, Field(ge=1)]
-CountOrNone = Annotated[Whole, Field(ge=0)]  # zero: none at all
+WholeNumber = Annotated[int, BeforeValidator(refuse_bool)]
+Count = Annotated[WholeNumber, Field(ge=1)]
+CountOrNone = Annotated[WholeNumber, Field(ge=0)]  # zero: none at all
 Positive = Annotated[float, BeforeValidator(refuse_bool), Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, BeforeValidator(refuse_bool), Field(gt=0, lt=1)]
-Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
+Seed = Annotated[WholeNumber, Field(ge=0, lt=2**63)]
 Bytes = Annotated[int, BeforeValidator(_as_bytes), Field(ge=1, lt=2**64)]
 Duration = Annotated[float, BeforeValidator(_as_seconds), Field(gt=0, allow_inf_nan=False)]
 Effort = Annotated[int | str, BeforeValidator(_as_effort)]  # evaluations, or a time

@@ -45,7 +45,7 @@ def check_one_a_line(paths: Iterable[Path], advice: str) -> None:
             )
 
 
-class Talk(Events):
+class ConsoleEvents(Events):
     """A bar on a terminal, else a line now and then; `quiet` leaves errors; `verbose` adds notes.
 
     Names in a line are escaped: it is one line and moves no cursor. rich is imported only for
@@ -64,7 +64,7 @@ class Talk(Events):
         self._heart: threading.Thread | None = None
         self.one_a_line = False  # checkpoints' paths will be printed, one per line
 
-    def __enter__(self) -> Talk:
+    def __enter__(self) -> ConsoleEvents:
         if not gc.isenabled():  # `__main__` has switched it off for the imports
             gc.freeze()
             gc.enable()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from sewa_cli import ranks
-from sewa_cli.cli.console import Talk
+from sewa_cli.cli.console import ConsoleEvents
 from sewa_cli.cli.flags import FLAGS, PATHS
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.files import real
@@ -44,7 +44,7 @@ class Request:
         self.stdout = stdout
         quiet, verbose = take("quiet", False), take("verbose", False)
         is_first = ranks.here().rank == 0  # the others neither talk nor draw
-        self.talk = Talk(quiet or not is_first, verbose and is_first)
+        self.talk = ConsoleEvents(quiet or not is_first, verbose and is_first)
         self.force: bool = take("force", False)
         plot, html, log = take("plot"), take("html"), take("log") or []
         self.plot: Path | None = plot if is_first else None

@@ -43,7 +43,7 @@ def _forecast(setup: Setup) -> Forecast:
     session, objective, K = setup.session, setup.session.objective, setup.session.config.K
     k, flat = len(session.checkpoints), objective.model.flat
     tier = None if setup.placer.streams else setup.placer.fitting()[0]
-    placement, room = setup.placer.plan(tier)
+    placement, memory_left = setup.placer.plan(tier)
     found = [(batch, n) for batch in session.task.selection_data if (n := rows(batch)) > 0]
     if not found:
         raise TaskError("selection_data() gives no examples; return one batch or more")
@@ -54,7 +54,7 @@ def _forecast(setup: Setup) -> Forecast:
     objective.model.set(flat)
     session.load_integers(session.newest)
     forward = _seconds(lambda: objective.mean_loss([batch]))
-    sizes = _sizes(setup, counts, batch, examples / n, room)
+    sizes = _sizes(setup, counts, batch, examples / n, memory_left)
     own = setup.solver.plan(sizes)
     plan = own or Plan(())
     stages = stages_of(setup, plan, sizes, tier)
@@ -91,11 +91,11 @@ def _forecast(setup: Setup) -> Forecast:
     )
 
 
-def _sizes(setup: Setup, counts: Counts, batch: Any, times: float, room: int) -> Sizes:
+def _sizes(setup: Setup, counts: Counts, batch: Any, times: float, memory_left: int) -> Sizes:
     """Return what a plan depends on; `times`: as many rows are in all batches as in this one."""
     session, objective, vector = setup.session, setup.session.objective, 4 * setup.placer.sizes.P
     k, K = len(session.checkpoints), session.config.K
-    sizes = Sizes(k, K, counts.selection, room, vector)
+    sizes = Sizes(k, K, counts.selection, memory_left, vector)
     if "outputs" not in setup.solver.needs:
         return sizes
     targets = objective.targets(batch)
@@ -183,7 +183,7 @@ def planned(setup: Setup, run: PlacedRun) -> list[Planned]:
     counts, k = Counts.of(session), run.trajectory.k
     classes = inf if objective.classes else 0  # the task says targets() where they are many
     vector = 4 * run.trajectory.layout.size
-    sizes = Sizes(k, session.config.K, counts.selection, run.room, vector, classes=classes)
+    sizes = Sizes(k, session.config.K, counts.selection, run.memory_left, vector, classes=classes)
     if (own := setup.solver.plan(sizes)) is None:
         return []
     tier = next(tier for tier in TIERS if tier.name == run.placement.tier)

@@ -45,7 +45,7 @@ class ChargedScores(AverageScores):
     """
 
     def __init__(self, run: PlacedRun) -> None:
-        super().__init__(run.session, run.trajectory, run.room)
+        super().__init__(run.session, run.trajectory, run.memory_left)
         self._cost: dict[Key, RowCost] = {}
         self._charged: set[Key] = set()
         self._row = NOTHING

@@ -76,7 +76,7 @@ class Classes:
     find: Callable[[Any], tuple[Tensor, Tensor | None]]  # batch ↦ targets, weights
     features: Callable[[nn.Module, Any], Tensor | None] | None = None
     head: Callable[[nn.Module, Tensor], Tensor] | None = None
-    room: int = PIECE
+    memory_left: int = PIECE
     proven: bool = False
     warn: Callable[[str], None] = lambda _: None
 
@@ -105,13 +105,18 @@ class Classes:
         """V; 0: nobody has looked yet."""
         return self._width or 0
 
-    def at_once(self, room: int) -> int:
+    def at_once(self, memory_left: int) -> int:
         """Targets whose logits fit."""
         assert self._width is not None  # whoever has targets has asked for them
-        return max(1, room // (4 * self._width))
+        return max(1, memory_left // (4 * self._width))
 
     def stretches(
-        self, module: nn.Module, batch: Nest, targets: Targets, room: int, whole: bool = False
+        self,
+        module: nn.Module,
+        batch: Nest,
+        targets: Targets,
+        memory_left: int,
+        whole: bool = False,
     ) -> Iterator[Stretch]:
         """All targets in order, each stretch from a forward pass; `whole`: rows need each other."""
         if not whole and (hidden := self._hidden(module, batch, targets)) is not None:
@@ -122,7 +127,9 @@ class Classes:
             yield Stretch(everything, taken, lambda some: head(module, some))
             return
         n = targets.shape[0]
-        size = n if whole or not self._apart else max(1, self.at_once(room) // targets.per_row)
+        size = (
+            n if whole or not self._apart else max(1, self.at_once(memory_left) // targets.per_row)
+        )
         for start in range(0, n, size):
             some = _rows(batch, n, start, start + size)
             with unchanged(some):
@@ -234,7 +241,7 @@ class Classes:
         """Some rows, their outputs and targets; how the two losses differ, if they do."""
         n, few = rows(batch), _anew(batch)
         if self._apart:
-            size = max(2, self.at_once(self.room) // targets.per_row)
+            size = max(2, self.at_once(self.memory_left) // targets.per_row)
             with_targets = torch.unique(targets.rows).tolist()[:size]
             few = take_rows(batch, n, torch.tensor(sorted({0, *with_targets})))
         with seeded(0):

@@ -207,15 +207,15 @@ class Objective:
         return self.shares.owners(batch, targets, self._is_anew(batch))
 
     def _stretches(
-        self, batch: Batch, targets: Targets, whole: bool, room: int = PIECE
+        self, batch: Batch, targets: Targets, whole: bool, memory_left: int = PIECE
     ) -> Iterator[tuple[Stretch, int]]:
         """One forward pass; each stretch with how many of its targets are a piece."""
         assert self.classes is not None
         self.passes.forward += 1
-        room = min(room, self.classes.room)
+        memory_left = min(memory_left, self.classes.memory_left)
         module, batch = self.model.module, to_device(batch, self.model.device)
-        size = self.classes.at_once(room)
-        for stretch in self.classes.stretches(module, batch, targets, room, whole):
+        size = self.classes.at_once(memory_left)
+        for stretch in self.classes.stretches(module, batch, targets, memory_left, whole):
             yield stretch, size
 
     def batches(self) -> Iterator[Batch]:

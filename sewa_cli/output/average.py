@@ -39,7 +39,7 @@ from sewa_cli.events import Events
 from sewa_cli.output.lora import Mode, average_factors
 from sewa_cli.output.mean import (
     PIECE,
-    Room,
+    Workspace,
     in_order,
     is_finite,
     pieces,
@@ -222,7 +222,7 @@ class Average:
             return slice(0, prod(shape) if rank == 0 else 0)
         return ranks.here().columns(shape, rank)
 
-    def _jobs(self, name: str, part: slice | None = None) -> Iterable[Callable[[Room], Piece]]:
+    def _jobs(self, name: str, part: slice | None = None) -> Iterable[Callable[[Workspace], Piece]]:
         source = self.names[name]
         if name in self.replaced:
             whole = self.replaced[name]
@@ -241,15 +241,15 @@ class Average:
         whole = whole if part is None else whole.reshape(-1)[part]
         return (partial(_as_it_is, name, piece) for piece in pieces(whole))
 
-    def _mean_of(self, name: str, part: slice, room: Room) -> Piece:
+    def _mean_of(self, name: str, part: slice, workspace: Workspace) -> Piece:
         source = self.names[name]
         for checkpoint in self.sources:
             checkpoint.begin(source, part)
-        return self._mean(name, [c.read_array(source, part) for c in self.sources], room)
+        return self._mean(name, [c.read_array(source, part) for c in self.sources], workspace)
 
-    def _mean(self, name: str, parts: Sequence[Array], room: Room) -> Piece:
+    def _mean(self, name: str, parts: Sequence[Array], workspace: Workspace) -> Piece:
         try:
-            return name, weighted_mean(parts, self.coefficients, self.dtype_of(name), room)
+            return name, weighted_mean(parts, self.coefficients, self.dtype_of(name), workspace)
         except ValueError as error:
             for checkpoint, part in zip(self.sources, parts, strict=True):
                 if not is_finite(part):
@@ -321,7 +321,7 @@ class Average:
         )
 
 
-def _as_it_is(name: str, piece: Array, _: Room) -> Piece:
+def _as_it_is(name: str, piece: Array, _: Workspace) -> Piece:
     return name, piece
 
 

@@ -32,7 +32,7 @@ AHEAD = 2  # pieces begun for each thread before the first of them is asked for
 MOST_THREADS = 16  # more than keep a machine's memory busy
 
 
-class Room:
+class Workspace:
     """Memory for one piece and what it takes to make it, used again and again.
 
     Fresh memory has to be zeroed by the system, page by page, each time.
@@ -53,27 +53,27 @@ def weighted_mean(
     parts: Sequence[Array],
     coefficients: Sequence[float],
     dtype: np.dtype[Any] | None = None,
-    room: Room | None = None,
+    workspace: Workspace | None = None,
 ) -> Array:
     """Σ c_i x_i [n], summed in float32 or better, as `dtype` (None: the dtype of the inputs).
 
     In float64 where the inputs or the result are.
 
     Equal coefficients are applied after the sum, as one division, which rounds less. The result
-    stands in `room`, if one is given, and is valid until that is used again.
+    stands in `workspace`, if one is given, and is valid until that is used again.
     """
     if len(parts) != len(coefficients):
         raise ValueError(f"{len(coefficients)} coefficients for {len(parts)} arrays")
-    room, size = room or Room(), parts[0].size
+    workspace, size = workspace or Workspace(), parts[0].size
     dtype = dtype or parts[0].dtype
     wide = np.dtype(np.float64 if 8 in (dtype.itemsize, parts[0].itemsize) else np.float32)
-    result = room.array("result", size, dtype)
+    result = workspace.array("result", size, dtype)
     with np.errstate(all="ignore"):  # what overflows is found at the end
         for start in range(0, size, BLOCK):
             at = slice(start, start + BLOCK)
             out = result[at]
-            scratch = room.array("scratch", out.size, wide)
-            total = out if out.dtype == wide else room.array("total", out.size, wide)
+            scratch = workspace.array("scratch", out.size, wide)
+            total = out if out.dtype == wide else workspace.array("total", out.size, wide)
             _sum_up([part[at] for part in parts], coefficients, total, scratch)
             if total is not out:
                 _round(total, out)
@@ -162,10 +162,10 @@ def thread_count() -> int:
     return min(cores, MOST_THREADS)
 
 
-def in_order(jobs: Iterable[Callable[[Room], T]]) -> Generator[T, None, None]:
+def in_order(jobs: Iterable[Callable[[Workspace], T]]) -> Generator[T, None, None]:
     """The jobs' results in the jobs' order, by a few threads, a few jobs ahead.
 
-    Each job has a room to work in. A result may stand in it, and is valid until the next is asked
+    Each job has a workspace. A result may stand in it, and is valid until the next is asked
     for. (NumPy lets go of Python's lock while it computes.)
     """
     threads, torch = thread_count(), sys.modules.get("torch")
@@ -174,7 +174,9 @@ def in_order(jobs: Iterable[Callable[[Room], T]]) -> Generator[T, None, None]:
     alone = partial(torch.set_num_threads, 1) if torch else None
     pool = ThreadPoolExecutor(threads, initializer=alone)
     begun: deque[Future[T]] = deque()
-    rooms = [Room() for _ in range(AHEAD * threads + 1)]  # those in `begun`, and the one given out
+    rooms = [
+        Workspace() for _ in range(AHEAD * threads + 1)
+    ]  # those in `begun`, and the one given out
     try:
         for n, job in enumerate(jobs):
             begun.append(pool.submit(job, rooms[n % len(rooms)]))

@@ -268,7 +268,7 @@ class TaskJudge:
         with seeded(run.session.config.seed):  # a loader may shuffle: as it will for the file
             run.scores.load_as_file(average)
         size = 4 * run.session.model.layout.size
-        most = max(run.session.config.objective.workers, run.room // 8 // size) + 1
+        most = max(run.session.config.objective.workers, run.memory_left // 8 // size) + 1
         while len(self._stored) >= most:
             self.pool.discard(self._stored.popitem(last=False)[1])
         self._stored[average] = self.pool.store(run.session.model.flat.detach().cpu())

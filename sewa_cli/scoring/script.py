@@ -97,24 +97,24 @@ def open_scratch(
 ) -> Iterator[Scratch]:
     """Make a folder for averages of this size, in memory where there is room."""
     fewest = config.objective.workers + 1
-    parent, room = config.scratch, 0
+    parent, free = config.scratch, 0
     if parent is None:
         if IN_MEMORY.is_dir():
             free = psutil.virtual_memory().available // 2
-            room = min(shutil.disk_usage(IN_MEMORY).free, free)
-        parent = IN_MEMORY if room >= fewest * size else Path(tempfile.gettempdir())
+            free = min(shutil.disk_usage(IN_MEMORY).free, free)
+        parent = IN_MEMORY if free >= fewest * size else Path(tempfile.gettempdir())
     if not parent.is_dir():
         raise ConfigError(f"scratch: {parent}: no such folder")
     if parent != IN_MEMORY:
-        room = shutil.disk_usage(parent).free
-    if room < fewest * size:
+        free = shutil.disk_usage(parent).free
+    if free < fewest * size:
         raise ConfigError(
             f"scratch: {parent}: {fewest} averages need {in_bytes(fewest * size)}, and "
-            f"{in_bytes(room)} are free; use another --scratch DIR"
+            f"{in_bytes(free)} are free; use another --scratch DIR"
         )
     most = fewest
     if config.objective.parts is not None:  # an average may be asked on more of them later
-        most = min(MOST_KEPT, max(fewest, room // 2 // size))
+        most = min(MOST_KEPT, max(fewest, free // 2 // size))
     with publish.temporary(parent, is_folder=True) as folder:
         yield Scratch(write, folder, most)
 

@@ -54,7 +54,7 @@ class Problem:
 
     objective: Objective
     trajectory: Trajectory
-    room: int  # bytes it may allocate next to W and its own vectors
+    memory_left: int  # bytes it may allocate next to W and its own vectors
     seed: int
     events: Events
     one_of_many: bool = False  # other K and methods follow: keep what they can use, skip the rest
@@ -118,7 +118,7 @@ class Sizes:
     k: int
     K: int  # or settings.AUTO
     batches: int  # of the selection data
-    room: int  # bytes that the solver may allocate
+    memory_left: int  # bytes that the solver may allocate
     vector: int  # bytes of the model's weights in float32
     numbers: int = 0  # in the model's outputs for all selection data
     targets: int = 0  # of all selection data, where the task has targets()
@@ -127,7 +127,7 @@ class Sizes:
     @property
     def at_once(self) -> int:
         """Return how many averages are mixed in one product with W."""
-        return max(1, self.room // 8 // self.vector)  # a product has copies of its own
+        return max(1, self.memory_left // 8 // self.vector)  # a product has copies of its own
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.memo import Tensors
 from sewa_cli.report.findings import History, Mask
-from sewa_cli.settings import Count, Positive, Whole
+from sewa_cli.settings import Count, Positive, WholeNumber
 from sewa_cli.solvers import Choice, Plan, Problem, Sizes, Solver, Stage, mask, register
 from sewa_cli.solvers.mask import Adam
 
@@ -40,7 +40,7 @@ class Gumbel(Solver):
         temperature: Positive = Field(0.5, description="t of the Gumbel-softmax")
         lr: Positive = Field(0.3, description="learning rate of Adam")
         batches: Count = Field(1, description="selection batches used in each iteration")
-        patience: Annotated[Whole, Field(ge=CHECK_EVERY)] = Field(
+        patience: Annotated[WholeNumber, Field(ge=CHECK_EVERY)] = Field(
             50, description="stop after this many iterations without a new set or a lower loss"
         )
         normalize: Literal["sum", "paper"] = Field(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sewa_cli.methods import by_steps, mean_of
 from sewa_cli.report.findings import History, Mask
-from sewa_cli.settings import Count, Positive, Share, Whole
+from sewa_cli.settings import Count, Positive, Share, WholeNumber
 from sewa_cli.solvers import Choice, Problem, Solver, mask, register
 from sewa_cli.solvers.board import Spent
 from sewa_cli.solvers.contest import Contest, open_contest
@@ -35,7 +35,7 @@ class Reinforce(Solver):
     """The paper's policy gradient by a metric; many cheap evaluations."""
 
     class Settings(Solver.Settings):
-        samples: Annotated[Whole, Field(ge=2)] = Field(
+        samples: Annotated[WholeNumber, Field(ge=2)] = Field(
             8, description="M, masks drawn in each iteration"
         )
         parts: Count = Field(2, description="parts that score each mask")

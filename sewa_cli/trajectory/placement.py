@@ -102,11 +102,11 @@ class TierSizes:
     P: int
     device: torch.device
     work: int  # bytes for the solver's vectors and ours
-    room: int  # bytes for W and these
+    memory_left: int  # bytes for W and these
 
     @property
     def rows(self) -> int:
-        return max(1, min(STREAM_ROWS, self.k, (self.room - self.work) // (2 * 4 * self.P)))
+        return max(1, min(STREAM_ROWS, self.k, (self.memory_left - self.work) // (2 * 4 * self.P)))
 
 
 @dataclass(frozen=True)
@@ -176,11 +176,11 @@ TIERS = (  # best first
 
 @dataclass(frozen=True)
 class Placed:
-    """W, and where it lives; `room`: bytes under the cap that it leaves."""
+    """W, and where it lives; `memory_left`: bytes under the cap that it leaves."""
 
     trajectory: Trajectory
     placement: Placement
-    room: int
+    memory_left: int
 
 
 class _NoTierLeft(ConfigError):
@@ -243,7 +243,7 @@ class Placer:
                     f"tier: {self._only} is not possible on {self.sizes.device}; leave it out"
                 )
             return [named]
-        small = [tier for tier in TIERS if self.needs(tier) <= self.sizes.room]
+        small = [tier for tier in TIERS if self.needs(tier) <= self.sizes.memory_left]
         found = [tier for tier in small if tier.is_here(self.sizes)]
         if not found:
             least = int(self.needs(TIERS[-1]) / self._share)
@@ -282,8 +282,8 @@ class Placer:
     def place(self) -> Placed:
         """Read the checkpoints into the best tier that fits and has not failed, or stream them."""
         if self.streams:
-            placement, room = self.plan(None)
-            return Placed(Streamed(self._source, ranks=self._ranks), placement, room)
+            placement, memory_left = self.plan(None)
+            return Placed(Streamed(self._source, ranks=self._ranks), placement, memory_left)
         left = [tier for tier in self.fitting() if tier.name not in self._failed]
         if not left:
             raise _NoTierLeft(

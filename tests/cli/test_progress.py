@@ -9,7 +9,7 @@ import time
 import pytest
 
 from sewa_cli.cli import console
-from sewa_cli.cli.console import Talk
+from sewa_cli.cli.console import ConsoleEvents
 from sewa_cli.cli.progress import Stages
 from sewa_cli.events import Planned
 
@@ -29,7 +29,7 @@ def clock(monkeypatch):
 
 
 def test_a_log_has_a_line_every_half_a_minute_with_an_estimate(clock, capsys):
-    talk = Talk(quiet=False, verbose=False)
+    talk = ConsoleEvents(quiet=False, verbose=False)
     for done in range(101):
         talk.progress("learning", done, 100, None if done == 0 else 0.5)
         clock.now += 1
@@ -78,7 +78,7 @@ def test_the_time_left_is_of_the_whole_plan_and_falls_steadily(clock):
 
 def test_where_nothing_reports_a_line_says_what_is_under_way(monkeypatch, capsys):
     monkeypatch.setattr(console, "SECONDS", 0.1)
-    with Talk(quiet=False, verbose=False) as talk, talk.stage("metrics"):
+    with ConsoleEvents(quiet=False, verbose=False) as talk, talk.stage("metrics"):
         time.sleep(0.35)
     lines = capsys.readouterr().err.splitlines()
     assert 2 <= len(lines) <= 4
@@ -86,7 +86,7 @@ def test_where_nothing_reports_a_line_says_what_is_under_way(monkeypatch, capsys
 
 
 def _in_a_child():
-    with Talk(quiet=False, verbose=False) as talk:
+    with ConsoleEvents(quiet=False, verbose=False) as talk:
         talk.say("here")
         talk.progress("learning", 1, 2)
 
@@ -97,7 +97,7 @@ def test_a_forked_process_can_report_too(monkeypatch):
     monkeypatch.setattr(console, "SECONDS", 0.0)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     forking = multiprocessing.get_context("fork")
-    with Talk(quiet=False, verbose=False):
+    with ConsoleEvents(quiet=False, verbose=False):
         for _ in range(10):
             child = forking.Process(target=_in_a_child)
             child.start()
@@ -118,7 +118,9 @@ def test_a_forked_process_can_report_too(monkeypatch):
 @pytest.mark.usefixtures("run_dir")
 def test_every_stage_of_a_run_ends(sewa, monkeypatch, flags):
     last = {}
-    monkeypatch.setattr(Talk, "progress", lambda _, stage, *now: last.update({stage: now[:2]}))
+    monkeypatch.setattr(
+        ConsoleEvents, "progress", lambda _, stage, *now: last.update({stage: now[:2]})
+    )
     assert sewa("select", *flags).code == 0
     assert {"reading", "writing"} <= last.keys()
     for stage, (done, total) in last.items():
@@ -129,7 +131,7 @@ def test_every_stage_of_a_run_ends(sewa, monkeypatch, flags):
 @pytest.mark.usefixtures("run_dir")
 def test_a_terminal_has_one_bar(sewa, monkeypatch):
     drawn = []
-    update = Talk._draw
+    update = ConsoleEvents._draw
     monkeypatch.setattr(console, "BLINK", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
@@ -137,7 +139,7 @@ def test_a_terminal_has_one_bar(sewa, monkeypatch):
         update(self)
         drawn.append([task.description for task in self._bars.tasks])
 
-    monkeypatch.setattr(Talk, "_draw", draw)
+    monkeypatch.setattr(ConsoleEvents, "_draw", draw)
     assert sewa("select").code == 0
     assert {len(bars) for bars in drawn} == {1}
     assert any(bars[0].startswith("stage 2 of ") for bars in drawn)

@@ -38,7 +38,7 @@ def problem_of(
     *,
     net: nn.Module | None = None,
     batch: int = 25,
-    room: int = 10**9,
+    memory_left: int = 10**9,
     label_groups: Callable[[Any], Sequence[int]] | None = None,
 ) -> Problem:
     """Make a problem with the checkpoints W [k, P] of a network, by default a linear one."""
@@ -47,7 +47,7 @@ def problem_of(
     objective = Objective(
         model, lambda m, b: m(b[0]), loss, backward, batches, label_groups=label_groups
     )
-    return Problem(objective, Dense(W, model.layout), room, seed, Events())
+    return Problem(objective, Dense(W, model.layout), memory_left, seed, Events())
 
 
 def random_problem(examples: int = 60, k: int = 9, seed: int = 0, **options: Any) -> Problem:

@@ -17,15 +17,15 @@ from sewa_cli.task import Task
 def objective_of(
     task: Task,
     model: nn.Module,
-    room: int = PIECE,
+    memory_left: int = PIECE,
     warn: Callable[[str], None] = lambda _: None,
     **others: Any,
 ) -> Objective:
-    """Return the objective of a task; `room` is the bytes of logits at once."""
+    """Return the objective of a task; `memory_left` is the bytes of logits at once."""
     classes = None
     if task.targets is not None:
         functions = task.predict, task.loss, task.targets, task.features, task.head
-        classes = Classes(*functions, room, task.proven, warn)
+        classes = Classes(*functions, memory_left, task.proven, warn)
     return Objective(
         FlatModel(model, torch.device("cpu")),
         task.predict,

@@ -111,15 +111,17 @@ SIZES = st.lists(st.tuples(st.integers(1, 5), st.integers(2, 6)), min_size=1, ma
 @given(
     sizes=SIZES,
     ignored=st.sampled_from([0.0, 0.4, 1.0]),
-    room=st.sampled_from([1, 100, 300, 1000, PIECE]),
+    memory_left=st.sampled_from([1, 100, 300, 1000, PIECE]),
     says=st.sampled_from([TARGETS, WEIGHTED]),
     has_head=st.booleans(),
 )
-def test_pieces_make_up_the_loss_its_rows_and_its_gradient(sizes, ignored, room, says, has_head):
+def test_pieces_make_up_the_loss_its_rows_and_its_gradient(
+    sizes, ignored, memory_left, says, has_head
+):
     data = batches(sizes, ignored)
     task = task_of(data, says, HEAD if has_head else {})
     said = []
-    found = objective_of(task, Speaker(), room, said.append)
+    found = objective_of(task, Speaker(), memory_left, said.append)
     agree(found, naive(data, says), data)
     assert not said
 
@@ -127,9 +129,9 @@ def test_pieces_make_up_the_loss_its_rows_and_its_gradient(sizes, ignored, room,
 @pytest.mark.parametrize("gradient", [False, True])
 def test_the_head_never_makes_more_logits_than_there_is_room_for(gradient):
     data = batches([(8, 9), (7, 5)])
-    room = 4 * V * 10
+    memory_left = 4 * V * 10
     model, largest = Speaker(), list[int]()
-    found = objective_of(task_of(data, TARGETS, HEAD), model, room)
+    found = objective_of(task_of(data, TARGETS, HEAD), model, memory_left)
     found.mean_loss(data)  # what the task says is looked at once, on two rows of each batch
 
     def measure(_, __, logits):
@@ -140,7 +142,7 @@ def test_the_head_never_makes_more_logits_than_there_is_room_for(gradient):
         found.gradient(found.model.flat.clone(), data)
     else:
         found.unit_losses(data)
-    assert 0 < max(largest) <= room
+    assert 0 < max(largest) <= memory_left
     assert len(largest) > 4
 
 

@@ -90,7 +90,7 @@ def test_the_base_is_predicted_exactly_though_the_model_is_bent():
 def test_half_the_precision_is_enough_where_memory_is_short():
     problem, C = random_problem(k=40), random_averages(40)
     wide = predicted(problem)
-    narrow = predicted(replace(problem, room=wide.size.bytes - 1))
+    narrow = predicted(replace(problem, memory_left=wide.size.bytes - 1))
     assert (wide.size.dtype, narrow.size.dtype) == ("float32", "bfloat16")
     torch.testing.assert_close(narrow.means(C), wide.means(C), rtol=1e-2, atol=1e-3)
 
@@ -98,13 +98,13 @@ def test_half_the_precision_is_enough_where_memory_is_short():
 def test_examples_that_do_not_fit_are_left_out_and_too_few_are_refused():
     problem = random_problem(examples=200, k=40)
     need = predicted(problem).size.bytes
-    some = replace(problem, room=need // 4, events=Events())
+    some = replace(problem, memory_left=need // 4, events=Events())
     found = predicted(some)
     assert 32 <= found.size.rows < found.size.of_rows == 200
     assert found.size.bytes <= need // 4
     assert f"{found.size.rows} of the 200 selection examples are used" in some.events.warnings[0]
     with pytest.raises(ConfigError, match="do not fit"):
-        predicted(replace(problem, room=need // 40))
+        predicted(replace(problem, memory_left=need // 40))
 
 
 def test_masked_outputs_stay_as_they_are():
@@ -221,8 +221,8 @@ def language_problem(digest):
 def test_a_digest_is_exact_at_the_base_and_nearly_all_logits_elsewhere():
     digest = predicted(language_problem(digest=True), **KEEP)
     whole = predicted(language_problem(digest=False))
-    assert isinstance(digest.frame, Digest)
-    assert digest.frame.numbers < whole.frame.numbers / 10
+    assert isinstance(digest.kept, Digest)
+    assert digest.kept.numbers < whole.kept.numbers / 10
     base = mean(range(K), K)[None]
     torch.testing.assert_close(digest.means(base), whole.means(base), rtol=1e-4, atol=1e-5)
     generator = torch.Generator().manual_seed(1)

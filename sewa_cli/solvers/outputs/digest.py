@@ -24,7 +24,7 @@ from sewa_cli.objective.classes import Targets
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.tree import Nest, rows
 from sewa_cli.rng import seeded
-from sewa_cli.solvers.outputs.predictions import Frame, Piece
+from sewa_cli.solvers.outputs.predictions import KeptOutputs, Piece
 
 WORTHWHILE = 4  # times a digest's numbers: with fewer classes it would save little
 LOGITS = 2**25  # bytes of logits at once: larger pieces are not faster
@@ -59,7 +59,7 @@ class Entropies(Piece):
 
 
 @dataclass(frozen=True)
-class Digest(Frame):
+class Digest(KeptOutputs):
     """The classes that each target keeps, [T, 1 + m] with the label first, and its samples [T, s].
 
     shift  [T, s]: log Z(0) − log s − z_j(0)

@@ -15,10 +15,10 @@ from sewa_cli.objective.classes import Targets
 from sewa_cli.objective.tree import Nest, rows, take_rows
 from sewa_cli.objective.units import Sample
 from sewa_cli.rng import seeded
-from sewa_cli.settings import Count, Positive, Whole
+from sewa_cli.settings import Count, Positive, WholeNumber
 from sewa_cli.solvers import Problem, Sizes, Solver
 from sewa_cli.solvers.outputs.digest import LOGITS, WORTHWHILE, Logits, keep_digest
-from sewa_cli.solvers.outputs.predictions import Frame, bytes_of
+from sewa_cli.solvers.outputs.predictions import KeptOutputs, bytes_of
 from sewa_cli.solvers.outputs.whole import flatten, keep_whole, run_model
 from sewa_cli.text import size
 
@@ -45,7 +45,9 @@ class PredictingSettings(Solver.Settings):
         32, description="with many classes, the largest logits kept for each target"
     )
     samples: Count = Field(32, description="with many classes, other logits sampled")
-    folds: Annotated[Whole, Field(ge=2, le=10)] = Field(5, description="folds of cross-validation")
+    folds: Annotated[WholeNumber, Field(ge=2, le=10)] = Field(
+        5, description="folds of cross-validation"
+    )
 
     @property
     def digested(self) -> int:
@@ -60,12 +62,12 @@ class PredictingSettings(Solver.Settings):
 
     def fit(self, sizes: Sizes, held: int) -> tuple[int, float]:
         """Return the bytes of the predictions next to what is held, and the share of examples."""
-        is_digest, room = self.digests(sizes.classes), max(1, sizes.room - held)
+        is_digest, memory_left = self.digests(sizes.classes), max(1, sizes.memory_left - held)
         every = max(1, sizes.targets * self.digested if is_digest else sizes.numbers)
         least = bytes_of(sizes.k, 1, torch.bfloat16)
-        numbers = min(every, self.most_numbers(is_digest), room // least)
+        numbers = min(every, self.most_numbers(is_digest), memory_left // least)
         wide = bytes_of(sizes.k, numbers, torch.float32)
-        return wide if wide <= room else numbers * least, numbers / every
+        return wide if wide <= memory_left else numbers * least, numbers / every
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,14 @@ class Examples:
 
     def keep(
         self, problem: Problem, settings: PredictingSettings, flat: Tensor, splits: bool
-    ) -> tuple[Frame, Tensor]:
+    ) -> tuple[KeptOutputs, Tensor]:
         """Keep the outputs around the weights `flat`; return these too, [O]."""
         objective = problem.objective
         objective.model.set(flat)
         objective.model.module.eval()
         if self.targets is None:
             return keep_whole(objective, self.batches, splits, problem.seed)
-        at_once = max(min(LOGITS, problem.room // 16), 1)
+        at_once = max(min(LOGITS, problem.memory_left // 16), 1)
         logits = Logits(objective, self.batches, self.targets, problem.seed, at_once)
         return keep_digest(logits, settings.largest, settings.samples, flat)
 
@@ -114,20 +116,20 @@ def settle(
     one = bytes_of(problem.trajectory.k, 1, torch.bfloat16)  # byte of the smallest predictions
     order = torch.randperm(n, generator=torch.Generator().manual_seed(problem.seed))
     total = per_row[order].cumsum(0)
-    fitting = int((total <= problem.room // one).sum())
+    fitting = int((total <= problem.memory_left // one).sum())
     taken = min(fitting, max(int((total <= most).sum()), FEWEST))
     if taken < min(FEWEST, n):
         helps = "" if is_digest else ", say what its targets() are, if it has many classes,"
         raise ConfigError(
             f"memory: the outputs of {problem.trajectory.k} checkpoints need "
             f"{size(one * every // n)} for each of the {n} selection examples, and "
-            f"{min(FEWEST, n)} at least do not fit into {size(problem.room)}; "
+            f"{min(FEWEST, n)} at least do not fit into {size(problem.memory_left)}; "
             f"raise --memory{helps} or choose among fewer checkpoints"
         )
     if taken == n:
         return problem, Examples(batches, n, targets)
     remedies = [f"--set {section}.outputs={every}"] * (every > most)
-    if (lacking := one * every - problem.room) > 0:
+    if (lacking := one * every - problem.memory_left) > 0:
         remedies.append(f"{size(lacking)} more --memory")
     problem.events.warn(
         f"{taken} of the {n} selection examples are used, here and in every selection loss; "

@@ -46,7 +46,7 @@ class Piece(ABC):
 
 
 @dataclass(frozen=True)
-class Frame(ABC):
+class KeptOutputs(ABC):
     """The outputs that are kept, one vector [O] in pieces; `identity` names them for the memo."""
 
     pieces: Sequence[Piece]
@@ -73,7 +73,7 @@ class Predictions:
     weights   the number of examples in each, [units]
     """
 
-    frame: Frame
+    kept: KeptOutputs
     differences: Tensor
     shift: Tensor
     frozen: Tensor
@@ -87,13 +87,13 @@ class Predictions:
 
     def losses(self, C: Tensor) -> Tensor:
         """Return the loss of each unit, [m, units] float64, of mixtures C [m, k]; Inf for NaN."""
-        found = [piece.losses(self._mix(C, piece)) for piece in self.frame.pieces]
+        found = [piece.losses(self._mix(C, piece)) for piece in self.kept.pieces]
         return self.grouping.means(torch.cat(found, 1)).nan_to_num(nan=torch.inf)
 
     def means(self, C: Tensor) -> Tensor:
         """Return the mean loss [m] of mixtures C [m, k]; Inf for NaN."""
         total = torch.zeros(len(C), dtype=torch.float64)
-        for piece in self.frame.pieces:
+        for piece in self.kept.pieces:
             total += piece.totals(self._mix(C, piece))
         return (total / self.weights.sum()).nan_to_num(nan=torch.inf)
 
@@ -113,7 +113,7 @@ class Predictions:
 
     def _gradients(self, C: Tensor, shares: Tensor) -> Tensor:
         total = torch.zeros(C.shape, dtype=torch.float64)
-        for piece in self.frame.pieces:
+        for piece in self.kept.pieces:
             found = piece.gradients(self._mix(C, piece), shares[:, piece.parts])
             found.masked_fill_(self.frozen[piece.columns], 0.0)
             total += (found @ self.differences[:, piece.columns].float().T).cpu().double()
@@ -126,7 +126,7 @@ class Predictions:
 
 def predict(
     problem: Problem,
-    frame: Frame,
+    kept: KeptOutputs,
     at_base: Tensor,
     base: Tensor,
     coefficients: Tensor,
@@ -143,20 +143,20 @@ def predict(
     """
     objective, k = problem.objective, problem.trajectory.k
     model, memo = objective.model, objective.memo
-    wide = bytes_of(k, frame.numbers, torch.float32) <= problem.room
+    wide = bytes_of(k, kept.numbers, torch.float32) <= problem.memory_left
     dtype = torch.float32 if wide else torch.bfloat16
-    differences = torch.empty(k, frame.numbers, dtype=dtype, device=model.device)
+    differences = torch.empty(k, kept.numbers, dtype=dtype, device=model.device)
     frozen = ~torch.isfinite(at_base)
     key: Key = ()
     if memo is not None:
-        key = "near", problem.trajectory.kind, memo.digest(base), frame.identity, h, str(dtype)
+        key = "near", problem.trajectory.kind, memo.digest(base), kept.identity, h, str(dtype)
     step = torch.empty_like(base)
     model.module.eval()
 
     def near(i: int, row: Tensor) -> Tensors:
         torch.lerp(base, row.to(base.device), h, out=step)
         model.set(step)
-        found = frame.run().sub_(at_base).div_(h).masked_fill_(frozen, 0.0)
+        found = kept.run().sub_(at_base).div_(h).masked_fill_(frozen, 0.0)
         if not torch.isfinite(found).all():
             name = problem.name_of(i)
             raise CheckpointError(f"the outputs near {name} are NaN or Inf; leave it out")
@@ -169,17 +169,17 @@ def predict(
         problem.events.progress("outputs", i + 1, k)
     model.check_untouched()
     shift = at_base.clone()
-    for piece in frame.pieces:
+    for piece in kept.pieces:
         own = differences[:, piece.columns].float()
         shift[piece.columns] -= coefficients.to(own) @ own
     size = Predicted(
-        numbers=frame.numbers,
+        numbers=kept.numbers,
         dtype=str(dtype).removeprefix("torch."),
-        bytes=bytes_of(k, frame.numbers, dtype),
+        bytes=bytes_of(k, kept.numbers, dtype),
         rows=int(grouping.sizes.sum()),
         of_rows=of_rows,
     )
-    return Predictions(frame, differences, shift, frozen, grouping, size, grouping.weights)
+    return Predictions(kept, differences, shift, frozen, grouping, size, grouping.weights)
 
 
 def bytes_of(k: int, numbers: int, dtype: torch.dtype) -> int:

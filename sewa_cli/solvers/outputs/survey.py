@@ -25,7 +25,7 @@ from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Choice, Ground, Plan, Problem, Sizes, Solver, Stage
 from sewa_cli.solvers.outputs.examples import PredictingSettings, settle
 from sewa_cli.solvers.outputs.predictions import Predictions, predict
-from sewa_cli.solvers.outputs.whole import Whole
+from sewa_cli.solvers.outputs.whole import WholeOutputs
 from sewa_cli.stats import FEWEST_UNITS, difference, means
 
 ENDS: Sequence[Name] = (("last", None), ("uniform", None))
@@ -132,7 +132,7 @@ class Predicting(Solver):
     def plan(self, sizes: Sizes) -> Plan:
         """Declare the stages of a survey, and of learning and checking after it."""
         k, is_digest = sizes.k, self.settings.digests(sizes.classes)
-        run = Baselines.fitting(k, sizes.K, sizes.vector, sizes.room)
+        run = Baselines.fitting(k, sizes.K, sizes.vector, sizes.memory_left)
         kept, share = self.settings.fit(sizes, run.bytes)
         return Plan(
             [
@@ -151,7 +151,7 @@ class Predicting(Solver):
 def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int) -> Survey:
     trajectory = problem.trajectory
     run, flats = trajectory.settled(lambda: _read(problem, K))
-    problem = replace(problem, room=problem.room - run.bytes)
+    problem = replace(problem, memory_left=problem.memory_left - run.bytes)
     problem, examples = settle(problem, settings, section)
     objective, averages = problem.objective, run.averages
     shown = problem.events.over("moving averages", flats.items(), len(flats))
@@ -166,9 +166,9 @@ def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int
     base = list(found)[int(of_moving.argmin())]
     held = {name: flats[name] for name in (base, *ENDS)}
     del flats
-    frame, at_base = examples.keep(problem, settings, held[base], splits)
-    if isinstance(frame, Whole) and splits:
-        _check_labels(problem, frame, at_base, grouping)
+    kept, at_base = examples.keep(problem, settings, held[base], splits)
+    if isinstance(kept, WholeOutputs) and splits:
+        _check_labels(problem, kept, at_base, grouping)
     sums = {name: torch.zeros_like(held[base]) for name in run.others}
 
     def add(i: int, row: Tensor) -> None:
@@ -177,7 +177,7 @@ def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int
                 total.add_(row, alpha=weight)
 
     at = held[base], averages[base], grouping, settings.h
-    predictions = predict(problem, frame, at_base, *at, examples.of_rows, add)
+    predictions = predict(problem, kept, at_base, *at, examples.of_rows, add)
     for name, flat in problem.events.over("baselines", sums.items(), len(sums)):
         losses[name] = _by_unit(objective.learning_losses(flat), grouping, splits)
     all_losses = torch.stack(list(losses.values()))
@@ -205,7 +205,7 @@ def _read(problem: Problem, K: int) -> tuple[Baselines, dict[Name, Tensor]]:
         raise CheckpointError("only one checkpoint has finite weights; name several")
     if K != AUTO:
         check_K(K, k, k - 1)
-    run = Baselines.fitting(k, K, 4 * trajectory.layout.size, problem.room, problem.counts)
+    run = Baselines.fitting(k, K, 4 * trajectory.layout.size, problem.memory_left, problem.counts)
     flats: dict[Name, Tensor] = {}
     shares = {name: (c / c.cumsum(0)).nan_to_num(1.0) for name, c in run.averages.items()}
     for i, row in trajectory.rows():
@@ -217,16 +217,16 @@ def _read(problem: Problem, K: int) -> tuple[Baselines, dict[Name, Tensor]]:
     return run, flats
 
 
-def _check_labels(problem: Problem, frame: Whole, at: Tensor, grouping: Grouping) -> None:
+def _check_labels(problem: Problem, kept: WholeOutputs, at: Tensor, grouping: Grouping) -> None:
     """Warn where outputs fit the labels of other examples as well as their own."""
     generator = torch.Generator().manual_seed(problem.seed)
     own, others = [], []
-    for piece in frame.pieces:
+    for piece in kept.pieces:
         mixed = at[None, piece.columns]
         own.append(piece.losses(mixed)[0])
         others.append(piece.losses(piece.mixed_up(mixed, generator))[0])
     by = grouping.means(torch.cat(others) - torch.cat(own))
-    if len(by) < 2 or all(piece.n == 1 for piece in frame.pieces):
+    if len(by) < 2 or all(piece.n == 1 for piece in kept.pieces):
         return
     if abs(float(by.mean())) <= SAME * abs(float(torch.cat(own).mean())):
         problem.events.warn(UNSEEN)
@@ -250,10 +250,10 @@ class Baselines:
 
     @classmethod
     def fitting(
-        cls, k: int, K: int, vector: int, room: int, counts: Sequence[int] = ()
+        cls, k: int, K: int, vector: int, memory_left: int, counts: Sequence[int] = ()
     ) -> Baselines:
         """Choose them for weights of `vector` bytes each."""
-        most = room // 4 // vector
+        most = memory_left // 4 // vector
         found = baselines(k, K, counts)
         every = {name: torch.tensor(c, dtype=torch.float64) for name, c in found.items()}
         moving = [name for name in moving_averages(k) if name in every]

@@ -24,7 +24,7 @@ from sewa_cli.objective.tree import (
 )
 from sewa_cli.objective.units import row_losses
 from sewa_cli.rng import seeded
-from sewa_cli.solvers.outputs.predictions import Frame, Piece
+from sewa_cli.solvers.outputs.predictions import KeptOutputs, Piece
 
 # in batches that are joined: examples (a loss may compare each with each), and numbers of outputs
 EXAMPLES_TOGETHER, TOGETHER = 256, 2**15
@@ -95,7 +95,7 @@ class Batch(Piece):
 
 
 @dataclass(frozen=True)
-class Whole(Frame):
+class WholeOutputs(KeptOutputs):
     """The outputs of all batches, as the user made them."""
 
     pieces: Sequence[Batch]
@@ -117,7 +117,7 @@ class Whole(Frame):
 
 def keep_whole(
     objective: Objective, batches: Sequence[Nest], splits: bool, seed: int
-) -> tuple[Whole, Tensor]:
+) -> tuple[WholeOutputs, Tensor]:
     """Keep all outputs; also return those of the weights in the model, [O]."""
     found: list[Batch] = []
     outputs: list[Tensor] = []
@@ -134,7 +134,7 @@ def keep_whole(
     if splits:
         found = _joined(found, at)
     identity = "" if objective.memo is None else objective.memo.digest(batches)
-    return Whole(found, identity, objective, batches, seed), at
+    return WholeOutputs(found, identity, objective, batches, seed), at
 
 
 def _joined(batches: list[Batch], at: Tensor) -> list[Batch]:

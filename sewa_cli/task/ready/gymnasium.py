@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from sewa_cli.errors import ConfigError, TaskError
-from sewa_cli.settings import Count, Settings, Whole
+from sewa_cli.settings import Count, Settings, WholeNumber
 from sewa_cli.task.fence import user_code
 from sewa_cli.task.ready import Newest, Ready, import_library
 from sewa_cli.task.ready.args import ModelFunction, find_function, parse
@@ -30,7 +30,7 @@ class EnvArgs(Settings):
     env_args: dict[str, Any] = Field(default_factory=dict)
     episodes: Episodes = 500
     heldout: Episodes = 100
-    seed0: Annotated[Whole, Field(ge=0, le=2_000_000_000)] = 0  # + 2 · MOST: still 31 bits
+    seed0: Annotated[WholeNumber, Field(ge=0, le=2_000_000_000)] = 0  # + 2 · MOST: still 31 bits
     max_steps: Count | None = None
 
     def parts(self) -> dict[str, Callable[[], range]]:
@@ -48,7 +48,7 @@ class GymnasiumArgs(EnvArgs):
     model: ModelFunction
     model_args: dict[str, Any] = Field(default_factory=dict)
     policy: Literal["auto", "continuous", "argmax", "sample"] = "auto"
-    output: Whole | str | None = None
+    output: WholeNumber | str | None = None
     stretch: bool = False
     flatten: bool = False
 

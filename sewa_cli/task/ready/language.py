@@ -193,10 +193,10 @@ class Language:
     def _bracketed(self, texts: list[list[int]]) -> Iterator[tuple[list[int], int]]:
         """Rows of texts, with the tokenizer's special tokens around each, and their labels."""
         before, after = self._brackets
-        room = self.max_length - len(before) - len(after)
-        if room < 1:
+        space = self.max_length - len(before) - len(after)
+        if space < 1:
             raise ConfigError(
-                f"args.max_length: {self.max_length} leaves no room between the special "
+                f"args.max_length: {self.max_length} leaves no space between the special "
                 "tokens; raise it"
             )
         labels = [[label_of(ids)] * (len(ids) + 1) for ids in texts]
@@ -205,8 +205,8 @@ class Language:
             labels = [[label for own in labels for label in own]]
             texts = [[token for ids in texts for token in [*ids, end]][:-1]]
         for ids, own in zip(texts, labels, strict=True):
-            for start in range(0, max(1, len(ids)), room):
-                here = slice(start, start + room)
+            for start in range(0, max(1, len(ids)), space):
+                here = slice(start, start + space)
                 yield [*before, *ids[here], *after], _middle(own[here])
 
     @cached_property

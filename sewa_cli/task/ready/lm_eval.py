@@ -24,7 +24,7 @@ from pydantic import AfterValidator, Field
 from torch import nn
 
 from sewa_cli.errors import ConfigError
-from sewa_cli.settings import Count, Settings, Whole
+from sewa_cli.settings import Count, Settings, WholeNumber
 from sewa_cli.task.ready import Newest, Ready, import_library
 from sewa_cli.task.ready.args import Existing, parse
 from sewa_cli.task.ready.folder import Dtype, Source, find_folders, has_config, making
@@ -44,7 +44,7 @@ class HarnessArgs(Settings):
     heldout: list[str] = Field(default_factory=list)
     include_path: Existing | None = None
     limit: Annotated[float, Field(gt=0)] | None = None
-    num_fewshot: Annotated[Whole, Field(ge=0)] | None = None
+    num_fewshot: Annotated[WholeNumber, Field(ge=0)] | None = None
     batch_size: Count = 16
     apply_chat_template: bool = False
     fewshot_as_multiturn: bool = True
