@@ -343,6 +343,8 @@ def reader(config: Config) -> Callable[[str], list[Record]]:
 def parts_of(config: Config) -> list[str]:
     """Return the parts that are listed, those of a range, or the lines of a file."""
     given = config.objective.parts
+    if not given and "{part}" in (config.score or ""):
+        raise ConfigError("score: has {part}, and there are none; list them as objective.parts")
     if given is None or not isinstance(given, str):
         return [] if given is None else list(given)
     if found := re.fullmatch(RANGE, given):

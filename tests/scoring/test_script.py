@@ -291,6 +291,7 @@ def test_ctrl_c_ends_the_command_with_all_that_it_has_started(sewa):
         ("exp/checkpoint_1.pt", (), "is not executable; chmod +x exp/checkpoint_1.pt"),
         ("echo 'x", (), "No closing quotation"),
         ("", (), "the command is empty"),
+        ("echo {part}", (), "score: has {part}, and there are none; list them"),
         ("echo 1", ("--scratch", "none"), "scratch: none: no such folder"),
         ("echo 1", ("--solver", "gumbel"), "--solver race would do"),
         ("echo 1", ("--set", "objective.parts=none"), "is neither a list, a range"),
