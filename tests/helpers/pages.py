@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from collections import Counter
@@ -125,21 +124,6 @@ def many_checkpoints(k: int = 1000) -> dict[str, Any]:
         for i, path in enumerate(paths)
     ]
     return found
-
-
-def many_rows(methods: int = 15, Ks: tuple[int, ...] = (5, 10, 20, 50)) -> dict[str, Any]:
-    found, chance = raw("compare"), random.Random(0)
-    rows = []
-    for j in range(methods):
-        for K in Ks:
-            row, loss = copy.deepcopy(found["rows"][0]), 0.2 + 0.1 * chance.random()
-            row |= {"method": f"method{j}:option={j / 10}", "K": K, "mark": "tie"}
-            row |= {"selection_loss": 0.9 * loss, "heldout_loss": loss}
-            row |= {"interval": {"low": loss - 0.02, "high": loss + 0.03}}
-            rows.append(row)
-    best = min(range(len(rows)), key=lambda i: float(rows[i]["heldout_loss"]))
-    rows[best]["mark"] = "best"
-    return {**found, "rows": rows, "best": best, "winner": None}
 
 
 class Page(HTMLParser):
