@@ -9,7 +9,7 @@ time. It needs `make data`.
     python benchmarks/quality/decay.py --options='--memory 4GiB'
     python benchmarks/quality/decay.py --tables              only what there is, nothing new
     python benchmarks/quality/decay.py --tables \
-        --into docs/explanation/results.md benchmarks/quality/results/decay.md
+        --into benchmarks/quality/results/decay.md
 """
 
 from __future__ import annotations
