@@ -174,13 +174,18 @@ def find(given: Sequence[Path], keep_ours: bool = False, exclude: Sequence[str] 
         else:
             found.paths.append(path)
     found.paths = _without(found.paths, exclude)
-    seen: set[Path] = set()
-    for path in found.paths:
+    seen: dict[Path, Path] = {}
+    for path in sorted(found.paths, key=is_last):
         with reading(path):
             place = real(path)
-        if place in seen:
+        first = seen.get(place)
+        if first is None:
+            seen[place] = path
+        elif first != path and {first, path} <= found.searched:
+            found.paths.remove(path)
+            found.notes.append(f"{path}: left out; it is the same file as {first.name}")
+        else:
             raise CheckpointError(f"{place}: is given twice; give each checkpoint once")
-        seen.add(place)
     return found
 
 

@@ -154,7 +154,7 @@ def load(path: Path) -> Any:
             f"{path}: not a complete PyTorch file; remove it or save it again"
         ) from error
     except Exception as error:  # a torn file fails in many ways
-        reason = one_line(error, 160)
+        reason = "no pickle" if isinstance(error, KeyError) else one_line(error, 160)
         raise Unfinished(f"{path}: cannot be read by PyTorch ({reason}); save it again") from error
 
 

@@ -219,6 +219,19 @@ def test_an_archive_is_half_written_where_one_inside_it_is_whole(tmp_path):
     assert "rl_model_700_steps.zip: left out as half-written" in warnings[0]
 
 
+def test_links_to_one_file_elsewhere_count_once(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").mkdir()
+    for step, names in ((9, ["step-9.pt"]), (10, ["last.pt", "step-10.pt"])):
+        torch.save(weights(step), tmp_path / "disk" / f"{step}.pt")
+        for name in names:
+            (tmp_path / "run" / name).symlink_to(f"../disk/{step}.pt")
+    notes = []
+    found = opened(tmp_path / "run", note=notes.append)
+    assert [c.path.name for c in found] == ["step-9.pt", "step-10.pt"]
+    assert "last.pt: left out; it is the same file as step-10.pt" in notes[0]
+
+
 def test_what_the_user_named_is_never_left_out_silently(tmp_path):
     paths = run_of_folders(tmp_path)
     cut(paths[-1] / "model.safetensors")
