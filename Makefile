@@ -123,6 +123,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/passes.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/small.py
 	$(BIN)/python benchmarks/saving.py
 	$(BIN)/python benchmarks/ranks.py
 	$(BIN)/python benchmarks/remote.py
