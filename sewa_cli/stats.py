@@ -21,6 +21,7 @@ from sewa_cli.text import finite
 
 LEVEL = 0.95
 FEWEST_UNITS = 20  # with fewer units than this, resampling them says too little
+HIGHEST = torch.finfo(torch.float64).max
 ROUNDING = 1e-7  # of the loss: what float32 outputs do not tell apart
 
 
@@ -151,7 +152,7 @@ def assign_folds(units: int, folds: int, seed: int) -> Tensor:
 
 
 def means(losses: Tensor, weights: Tensor) -> Tensor:
-    """Return the mean of each row of losses [J, units], [J]; Inf for NaN."""
+    """Return the mean of each row of losses [J, units], [J]; Inf for NaN, HIGHEST for Inf."""
     return (losses @ weights / weights.sum()).nan_to_num(nan=inf)
 
 
@@ -166,7 +167,8 @@ def behind_best(losses: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 def compare_means(losses: Tensor, weights: Tensor) -> list[dict[str, float | None]]:
     """Return each mean of losses [J, units], how far it is behind and the error, for a report."""
-    found = torch.stack([means(losses, weights), *behind_best(losses, weights)], 1).tolist()
+    loss = means(losses, weights).masked_fill((losses >= HIGHEST).any(1), inf)
+    found = torch.stack([loss, *behind_best(losses, weights)], 1).tolist()
     return [dict(zip(("loss", "behind", "error"), map(finite, row), strict=True)) for row in found]
 
 

@@ -150,12 +150,12 @@ class Blend(Finding):
 
 class BudgetOption(Validated):
     name: str = Field(description="learned, or a baseline")
-    K: int | None
+    K: int | None = Field(description="of a mask its size; of a baseline as in its name")
     chosen: bool
 
 
 class Budget(Finding):
-    """--sparse: K by cross-validation."""
+    """The options that --sparse has compared: masks of K checkpoints, and baselines."""
 
     kind: Literal["budget"] = "budget"
     options: list[BudgetOption]

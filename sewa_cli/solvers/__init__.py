@@ -41,6 +41,7 @@ REGISTRY: dict[str, type[Solver]] = {}
 
 
 def default_for(K: int, sparse: bool, metric: bool = False) -> str:
+    """Name the solver where the user names none."""
     if metric:
         return "race"
     if K != settings.AUTO:
@@ -180,7 +181,7 @@ class Solver(ABC):
 
     @abstractmethod
     def choose(self, problem: Problem, K: int) -> Choice:
-        """K of the trajectory's checkpoints, as weights of an average."""
+        """Choose an average of K checkpoints; K is AUTO only where `finds_k`."""
 
     def plan(self, sizes: Sizes) -> Plan | None:  # noqa: ARG002
         """Declare the stages of `choose`, for --dry-run and progress; None: nothing is known."""

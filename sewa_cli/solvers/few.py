@@ -1,4 +1,6 @@
-"""A search for few, dear evaluations: when one call scores an average on everything.
+"""A search by few, expensive evaluations, where one call scores an average on everything.
+
+It has nothing to do with `--sparse`, which averages few checkpoints.
 
 First moving averages, by two numbers: the length of the window, then where it ends. Along each the
 score falls and rises once, with noise on it, so the middle of the wider gap next to the best is

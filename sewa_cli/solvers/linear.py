@@ -5,8 +5,9 @@
 is convex wherever the user's loss is convex in the outputs y_i. It is solved by spectral projected
 gradient (Birgin, Martínez and Raydan 2000), rounded to its K largest, and improved by swaps.
 
-For `K: auto` masks of every size are learned without each of five folds of the examples and judged
-on the fold, next to the baselines. The one with the lowest loss is learned anew on all.
+For `K: auto` (--sparse) masks of sizes 1, 2, 5, 10 … are learned without each of five folds of the
+units and judged on the fold. They compete with the baselines, by the true losses of these. The
+lowest mean over all examples decides. A mask is then learned anew on all examples.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Linear(Predicting):
         return Choice.of(chosen, k, Mask(probabilities=s.tolist()))
 
     def _choose(self, seen: Survey, K: int) -> tuple[Choice, float]:
-        """Return the error of the predicted loss, too."""
+        """Choose K and run the result; return the error of its predicted loss, too."""
         problem, predictions = seen.problem, seen.predictions
         found = self.choose_by(seen, K)
         with problem.events.stage("checking the result"):
@@ -75,7 +76,7 @@ class Linear(Predicting):
         return seen.describe(found, surrogate_error=error, loss=loss), error
 
     def _find_k(self, seen: Survey) -> Choice:
-        """Choose among masks of every size and the baselines by cross-validation."""
+        """Choose among masks of the sizes in `grid` and the baselines by cross-validation."""
         predictions, folds, seed = seen.predictions, self.settings.folds, seen.problem.seed
         weights, k = predictions.weights, predictions.k
         if len(weights) < folds:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from helpers.linear_problems import predicted, random_problem
 from helpers.tiny import finding
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sewa_cli.report.findings import Budget, Expected
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import mask
+from sewa_cli.solvers import Ground, mask
 from sewa_cli.solvers.linear import Linear, relax
 from sewa_cli.solvers.outputs.predictions import mean
 
@@ -48,7 +48,6 @@ def test_the_relaxed_mask_is_feasible_and_no_small_change_is_better():
                 assert found.loss(moved / 4) >= loss - 1e-6
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=12), st.floats(0.05, 0.95))
 def test_the_projection_is_the_nearest_feasible_point(values, share):
     v = torch.tensor(values, dtype=torch.float64)
@@ -61,16 +60,46 @@ def test_the_projection_is_the_nearest_feasible_point(values, share):
         assert float((v - s)[inside].max() - (v - s)[inside].min()) < 1e-6
 
 
-def test_sparse_finds_K_and_expects_what_new_data_say():
-    problem = random_problem(examples=100, k=12)
+def groups_of_unequal_size(batch):
+    return (2 * batch[0][:, 0]).round().tolist()
+
+
+FEW_IN_GROUPS = {"examples": 12, "batch": 5, "label_groups": groups_of_unequal_size}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{"examples": 100}, {**FEW_IN_GROUPS, "seed": 0}, {**FEW_IN_GROUPS, "seed": 8}],
+    ids=["many", "a mask by groups", "a baseline by groups"],
+)
+def test_sparse_takes_the_lowest_of_its_table_and_expects_what_new_data_say(data):
+    problem = random_problem(k=12, **data)
     found = Linear().choose(problem, AUTO)
     budget, expected = found.find(Budget), found.find(Expected)
     [taken] = [option for option in budget.options if option.chosen]
     losses = [option.loss for option in budget.options if option.loss is not None]
     assert taken.loss == min(losses)
+    assert taken.behind == 0
+    uniform = problem.objective.value(problem.trajectory.mix_few([1 / 12] * 12))
+    assert [o.loss for o in budget.options if o.name == "uniform"] == [pytest.approx(uniform)]
     assert expected.loss >= min(losses) - 1e-9  # chosen by other folds
     if taken.name == "learned":
         assert len(found.selected) == taken.K
+
+
+def infinite_from_4(outputs, batch):
+    losses = (outputs - batch[1]) ** 2
+    return torch.where(losses > 4, torch.inf, losses).mean()
+
+
+def test_an_infinite_loss_is_reported_as_none():
+    problem = random_problem(k=12, **FEW_IN_GROUPS, seed=1, loss=infinite_from_4)
+    found = Linear().choose(problem, AUTO)
+    losses = {(one.name, one.K): one.loss for one in found.find(Budget).options}
+    assert losses["learned", 1] is None
+    assert losses["last", None] is None
+    assert found.find(Ground).losses["last", None] == torch.inf
+    assert all(loss is None or loss <= 4 for loss in losses.values())
 
 
 @pytest.mark.usefixtures("plain_run")

@@ -86,12 +86,12 @@ class Predictions:
         return len(self.differences)
 
     def losses(self, C: Tensor) -> Tensor:
-        """Return the loss of each unit, [m, units] float64, of mixtures C [m, k]; Inf for NaN."""
+        """Return the loss of each unit, [m, units] float64, of mixtures C [m, k]; never NaN."""
         found = [piece.losses(self._mix(C, piece)) for piece in self.kept.pieces]
         return self.grouping.means(torch.cat(found, 1)).nan_to_num(nan=torch.inf)
 
     def means(self, C: Tensor) -> Tensor:
-        """Return the mean loss [m] of mixtures C [m, k]; Inf for NaN."""
+        """Return the mean loss [m] of mixtures C [m, k]; never NaN."""
         total = torch.zeros(len(C), dtype=torch.float64)
         for piece in self.kept.pieces:
             total += piece.totals(self._mix(C, piece))

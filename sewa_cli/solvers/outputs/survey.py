@@ -181,7 +181,8 @@ def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int
     for name, flat in problem.events.over("baselines", sums.items(), len(sums)):
         losses[name] = _by_unit(objective.learning_losses(flat), grouping, splits)
     all_losses = torch.stack(list(losses.values()))
-    found_means = dict(zip(losses, means(all_losses, grouping.weights).tolist(), strict=True))
+    total = all_losses @ grouping.weights / grouping.weights.sum()  # Inf stays Inf, for the report
+    found_means = dict(zip(losses, total.tolist(), strict=True))
     best = min(losses, key=found_means.__getitem__)
     for name in (best, *ENDS):  # not to be read again for the report
         trajectory.remember(averages[name].tolist(), (sums | held)[name])
