@@ -1,4 +1,4 @@
-"""How much worse than the best is each way to average, over runs of every kind and any rows?"""
+"""How much worse than the best is each way to average, over runs and numbers of examples?"""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from sewa_cli import __version__
 T = TypeVar("T")
 Table = list[dict[str, str]]
 Column = tuple[str, int | None]  # a method and its K
-SIZES = ("200 rows", "1,000 rows", "all rows")
+SIZES = ("200 examples", "1,000 examples", "all examples")
 LEARNED = {"aggregate": "**the default**", "sewa": "SeWA, K=10", "greedy": "greedy"}
 SPARSE = "`--sparse`, K found"
-BY_ROWS = "best simple by the same rows"  # of the family that every choice is held against
+BY_ROWS = "best baseline by the same examples"  # of the family that every choice is held against
 KEPT = Path(__file__).with_name("regret.json")
 SHOWN = ("ema-window", "latest", "wsm", "uniform", "last")  # of the fixed ones, by setting
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A training run and a number of rows to choose by: held-out losses by name or column."""
+    """A training run and a number of examples to choose by: held-out losses by name or column."""
 
     setting: str
     seed: int
@@ -76,7 +76,7 @@ def _measured(folder: Path, setting: Setting, seeds: Iterable[int]) -> Iterator[
 
 
 def jobs_of(setting: Setting, seed: int) -> dict[str, tuple[Job, Job]]:
-    """Return the jobs that learn, by the number of rows."""
+    """Return the jobs that learn, by the number of examples."""
     _, *rest = regret(setting, seed)
     return dict(zip(SIZES, zip(rest[::2], rest[1::2], strict=True), strict=True))
 
@@ -175,8 +175,8 @@ def tables(units: Sequence[Unit]) -> dict[str, Table]:
         "Regret, % of the held-out loss": regret_table(units),
         "How far the default is below the others, % of the held-out loss": lead_table(units),
         "Regret by setting, % of the held-out loss": setting_table(units),
-        "The default against the best simple average of each setting": simple_table(units),
-        "The default against the best simple average by the same rows": fair_table(units),
+        "The default against the best baseline of each setting": simple_table(units),
+        "The default against the best baseline by the same examples": fair_table(units),
     }
 
 
@@ -227,7 +227,7 @@ def setting_table(units: Sequence[Unit]) -> Table:
 
 
 def fair_table(units: Sequence[Unit]) -> Table:
-    """The default minus the simple average that is best by the rows that it has itself."""
+    """The default minus the baseline that is best by the same examples."""
     known = [unit for unit in units if BY_ROWS in unit.learned]
     return [
         {"setting": setting} | _lead(of, [unit.learned[BY_ROWS] for unit in of])
@@ -241,7 +241,7 @@ def simple_table(units: Sequence[Unit]) -> Table:
     for setting, of in _by_setting(units).items():
         method, K = best = min(of[0].fixed, key=lambda c: fmean(unit.fixed[c] for unit in of))
         name = method if K is None else f"{method}, K={K}"
-        row = {"setting": setting, "best simple": name}
+        row = {"setting": setting, "best baseline": name}
         rows.append(row | _lead(of, [unit.fixed[best] for unit in of]))
     return rows
 

@@ -28,7 +28,7 @@ def draws_table(folder: Path, settings: Iterable[Setting], seeds: Sequence[int])
             for name, losses in (
                 ("the default", [r["average"]["heldout_loss"] for r in found]),
                 (
-                    "best simple by the same rows",  # which the references begin with
+                    "best baseline by the same examples",  # which the references begin with
                     [next(iter(r["references"].values()))["heldout_loss"] for r in found],
                 ),
             ):
