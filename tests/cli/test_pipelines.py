@@ -85,7 +85,8 @@ def test_the_bare_command_shows_the_help_and_no_error(sewa):
 
 @pytest.mark.skipif(not shutil.which("script"), reason="no `script` to make a terminal with")
 def test_a_terminal_sees_the_loss_while_it_learns_and_no_paths():
-    ended = shell("script -qec 'sewa select --set gumbel.iterations=150' /dev/null")
+    slowly = "--set gumbel.iterations=600 --set gumbel.patience=600"  # longer than a redraw
+    ended = shell(f"script -qec 'sewa select {slowly}' /dev/null")
     assert ended.returncode == 0, ended.stdout
     assert "learning" in ended.stdout
     assert re.search(r"loss \d\.\d+", ended.stdout)
