@@ -98,10 +98,10 @@ class Choice:
         return next((one for one in self.findings if isinstance(one, kind)), None)
 
     def having(self, *findings: object) -> Choice:
-        """Add findings, each in place of one of the same kind."""
+        """Add findings that are not None, each in place of one of the same kind."""
         kinds = tuple(map(type, findings))
         rest = (one for one in self.findings if not isinstance(one, kinds))
-        return replace(self, findings=(*rest, *findings))
+        return replace(self, findings=(*rest, *(one for one in findings if one is not None)))
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Aggregate(Predicting):
             )
         baseline = best_on_other_folds(seen.all_losses, predictions.weights, found.fold)
         expects = seen.expect(expected, baseline)
-        choice = Choice(c.tolist(), name, (expects, _blend(seen, found, c)))
+        choice = Choice(c.tolist(), name).having(expects, _blend(seen, found, c))
         units = len(found.fold)
         return seen.describe(choice, surrogate_error=error, units=units, by_row=seen.splits)
 

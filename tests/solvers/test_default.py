@@ -305,3 +305,13 @@ def test_compare_has_the_default_as_a_row_and_select_agrees(sewa):
     assert row["heldout_loss"] == pytest.approx(report_of()["average"]["heldout_loss"], rel=1e-4)
     fast = json.loads(sewa("compare", "--fast", "--methods", "aggregate,uniform", "--json").out)
     assert sum(fast["rows"][0]["coefficients"][0]) == pytest.approx(1)
+
+
+def test_an_expected_loss_that_is_no_number_is_not_reported():
+    def infinite_above(outputs, batch):
+        losses = (outputs - batch[1]) ** 2
+        return torch.where(losses > 2.5, torch.inf, losses).mean()
+
+    found = choose(random_problem(examples=60, k=12, loss=infinite_above, seed=1))
+    assert found.find(Blend) is not None
+    assert found.find(Expected) is None

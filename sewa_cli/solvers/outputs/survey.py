@@ -26,7 +26,7 @@ from sewa_cli.solvers import Choice, Ground, Plan, Problem, Sizes, Solver, Stage
 from sewa_cli.solvers.outputs.examples import PredictingSettings, settle
 from sewa_cli.solvers.outputs.predictions import Predictions, predict
 from sewa_cli.solvers.outputs.whole import WholeOutputs
-from sewa_cli.stats import FEWEST_UNITS, difference, means
+from sewa_cli.stats import FEWEST_UNITS, HIGHEST, difference, means
 
 ENDS: Sequence[Name] = (("last", None), ("uniform", None))
 FEWEST_RUN = 3  # moving averages: the newest checkpoint, the mean of all, and one between
@@ -78,12 +78,14 @@ class Survey:
         losses = [_by_unit(objective.learning_losses(flat), grouping, splits) for flat in flats]
         return torch.stack(losses)
 
-    def expect(self, nested: Tensor, baseline: Tensor) -> Expected:
-        """Say what to expect of new examples.
+    def expect(self, nested: Tensor, baseline: Tensor) -> Expected | None:
+        """Say what to expect of new examples; None if that is no number.
 
         nested    losses of each unit [units] by a choice that has not seen it
         baseline  those of the baseline that is best on the other folds
         """
+        if not float(nested.abs().max()) < HIGHEST:
+            return None
         weights = self.predictions.weights
         loss = float(means(nested[None], weights)[0])
         spread = float(means((nested - loss)[None] ** 2, weights)[0])
