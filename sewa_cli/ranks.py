@@ -247,8 +247,6 @@ def join() -> Ranks:
 
 
 def leave() -> None:
-    """Leave the other ranks; all do this, when all is done."""
-    global _here
+    """Leave the other ranks; all do this, when all is done, and the process ends."""
     if isinstance(_here, Torchrun):
         _here.end()
-    _here = ALONE

@@ -45,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == interrupts.CODE:
         _say(interrupts.LINE)
     if ranks.here().several:
-        os._exit(code)  # torch would wait for the others at exit, and they will not come
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        os._exit(code)  # torch would wait for others that do not come, or abort in its threads
     interrupts.give_back(handlers)
     return code
 
@@ -305,4 +307,5 @@ def _say_traceback(error: BaseException) -> None:
 def _say(text: str) -> None:
     if text:
         sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
